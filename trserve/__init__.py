@@ -1,0 +1,3 @@
+"""trserve: token-level routing between language models behind one endpoint."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""How trserve's processes share requests: slab, rings, doorbells, control. Knows no torch."""

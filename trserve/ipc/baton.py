@@ -1,0 +1,97 @@
+"""The baton word: who may write a request, how much of it is final, and whether it is over.
+
+Pure arithmetic on one 63-bit integer. Knows nothing of shared memory or processes.
+
+Bits, from the most significant: ``length:28 | owner:6 | state:3 | finish:3 | bank:1 | hop:22``.
+Committing tokens, naming the next owner and finishing are one aligned 8-byte store of this word,
+so that no crash point lies between two of them. The sign bit stays clear.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+HOP_BITS: Final = 22
+BANK_SHIFT: Final = HOP_BITS
+FINISH_SHIFT: Final = BANK_SHIFT + 1
+STATE_SHIFT: Final = FINISH_SHIFT + 3
+OWNER_SHIFT: Final = STATE_SHIFT + 3
+LENGTH_SHIFT: Final = OWNER_SHIFT + 6
+
+MAX_LENGTH: Final = (1 << 28) - 1
+MAX_OWNER: Final = (1 << 6) - 1
+MAX_HOP: Final = (1 << HOP_BITS) - 1
+HOP_MASK: Final = MAX_HOP
+STATE_MASK: Final = 7 << STATE_SHIFT
+
+
+class SlotState(IntEnum):
+    """Life of a slot: FREE → FILLING (gateway) → LIVE → DONE (baton holder) → FREE (gateway)."""
+
+    FREE = 0
+    FILLING = 1
+    LIVE = 2
+    DONE = 3
+
+
+class Finish(IntEnum):
+    """Why a request is over. Stop strings are the gateway's and appear here as ABORT."""
+
+    NONE = 0
+    STOP = 1  # an end-of-sequence or stop token was committed; it is the last of the row
+    LENGTH = 2
+    ABORT = 3
+    ROUTER_ERROR = 4
+    NUMERIC_ERROR = 5  # the model's logits were not finite
+    WORKER_LOST = 6
+
+
+class Baton(NamedTuple):
+    """The word, unpacked."""
+
+    length: int
+    owner: int
+    state: SlotState
+    finish: Finish
+    bank: int
+    hop: int
+
+    def pack(self) -> int:
+        """The 63-bit word. Raises ValueError for a field that does not fit."""
+        return pack(self.length, self.owner, self.state, self.finish, self.bank, self.hop)
+
+
+def pack(length: int, owner: int, state: int, finish: int, bank: int, hop: int) -> int:
+    """The word of these fields. Raises ValueError for one that does not fit its bits."""
+    if not (
+        0 <= length <= MAX_LENGTH
+        and 0 <= owner <= MAX_OWNER
+        and 0 <= hop <= MAX_HOP
+        and 0 <= state <= 7
+        and 0 <= finish <= 7
+        and 0 <= bank <= 1
+    ):
+        raise ValueError(
+            f"baton fields out of range: {length=} {owner=} {state=} {finish=} {bank=} {hop=}"
+        )
+    return (
+        length << LENGTH_SHIFT
+        | owner << OWNER_SHIFT
+        | state << STATE_SHIFT
+        | finish << FINISH_SHIFT
+        | bank << BANK_SHIFT
+        | hop
+    )
+
+
+def unpack(word: int) -> Baton:
+    """The fields of ``word``."""
+    return Baton(
+        word >> LENGTH_SHIFT,
+        word >> OWNER_SHIFT & MAX_OWNER,
+        SlotState(word >> STATE_SHIFT & 7),
+        Finish(word >> FINISH_SHIFT & 7),
+        word >> BANK_SHIFT & 1,
+        word & HOP_MASK,
+    )

@@ -1,0 +1,107 @@
+"""Where every field of the slab lies. Pure arithmetic; maps no memory.
+
+Structure of arrays: one contiguous, 64-byte aligned array per field over all slots, so that one
+numpy comparison covers all baton words and no two writers share a cache line by accident.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+LINE: Final = 64
+MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
+LAYOUT_VERSION: Final = 1
+PARAMS_BYTES: Final = 4096
+ROUTER_EXTRAS_BYTES: Final = 64
+RUNTIME_EXTRAS_BYTES: Final = 16
+EXTRAS_BYTES: Final = RUNTIME_EXTRAS_BYTES + ROUTER_EXTRAS_BYTES
+HEADER_WORDS: Final = 8
+DESCRIPTOR_WORDS: Final = 2
+RING_HEADER_WORDS: Final = 3 * LINE // 8  # head, tail and overflow count, a line each
+
+WORKER_WORDS: Final = ("status", "running", "pending", "free_blocks", "total_blocks", "steps")
+"""Words of a worker's header line, each with one writer (``status``: launcher; others: worker)."""
+
+
+class Region(NamedTuple):
+    """Byte offset and length of one field."""
+
+    offset: int
+    size: int
+
+
+def _align(offset: int) -> int:
+    return -(-offset // LINE) * LINE
+
+
+def _power_of_two_at_least(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets of a slab for ``slots`` requests, rows of ``row_tokens``, and ``workers`` workers."""
+
+    slots: int
+    row_tokens: int
+    workers: int
+
+    @property
+    def ring_capacity(self) -> int:
+        """Descriptors a ring holds: at least twice the slots, a power of two."""
+        return _power_of_two_at_least(2 * self.slots)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of one ring, header included."""
+        return 8 * (RING_HEADER_WORDS + DESCRIPTOR_WORDS * self.ring_capacity)
+
+    @property
+    def gateway(self) -> int:
+        """The gateway's index as a producer and as the owner of a doorbell."""
+        return self.workers
+
+    @cached_property
+    def regions(self) -> dict[str, Region]:
+        """Every field's place, in the order of the file."""
+        words = 8 * self.slots
+        sizes = {
+            "header": 8 * HEADER_WORDS,
+            "workers": LINE * self.workers,
+            "baton": words,
+            "gen": words,
+            "cancel": words,
+            "sent": words,
+            "prompt_len": words,
+            "limit": words,
+            "params_len": words,
+            "closed": words * self.workers,
+            "extras": 2 * EXTRAS_BYTES * self.slots,
+            "params": PARAMS_BYTES * self.slots,
+            "source": self.row_tokens * self.slots,
+            "tokens": 4 * self.row_tokens * self.slots,
+            "rings": self.ring_bytes * self.workers * (self.workers + 1),
+        }
+        regions: dict[str, Region] = {}
+        offset = 0
+        for name, size in sizes.items():
+            regions[name] = Region(offset, size)
+            offset = _align(offset + size)
+        return regions
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole slab."""
+        last = self.regions["rings"]
+        return _align(last.offset + last.size)
+
+    def ring_offset(self, producer: int, consumer: int) -> int:
+        """Byte offset of the ring from ``producer`` (a worker, or the gateway) to a worker."""
+        index = consumer * (self.workers + 1) + producer
+        return self.regions["rings"].offset + index * self.ring_bytes
+
+    def header(self) -> tuple[int, ...]:
+        """The words that the launcher writes and every child checks."""
+        return (MAGIC, LAYOUT_VERSION, self.slots, self.row_tokens, self.workers, self.size)

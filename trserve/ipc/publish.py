@@ -1,0 +1,69 @@
+"""One step's results, made visible in phases. Knows no router, no model and no HTTP.
+
+The order is the protocol: (1) tokens, sources, ``sent`` and the inactive ``extras`` bank are
+written by the caller; fence; (2) all baton words; fence; (3) each ring's tail, once; (4) each
+consumer's doorbell, once. A reader that saw a baton word therefore sees all that it covers, and
+one that saw a descriptor sees at least the baton word that it hints at.
+
+After the store of a word that names another owner, this process touches nothing of the slot until
+the word names it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trserve.ipc.doorbell import ring
+from trserve.ipc.fence import store_fence
+from trserve.ipc.rings import Descriptor, RingProducer
+from trserve.ipc.slab import Slab
+
+
+class Outbox:
+    """Collects the batons and descriptors of a step and publishes them at once.
+
+    Args:
+        slab: the shared table.
+        rings: the producing ends, by worker index; never one to this process itself.
+        doorbells: the descriptor of every consumer's bell, by index, the gateway's last.
+    """
+
+    def __init__(
+        self, slab: Slab, rings: Mapping[int, RingProducer], doorbells: Mapping[int, int]
+    ) -> None:
+        self._slab = slab
+        self._rings = rings
+        self._doorbells = doorbells
+        self._batons: list[tuple[int, int]] = []
+        self._descriptors: dict[int, list[Descriptor]] = {worker: [] for worker in rings}
+        self._bells: set[int] = set()
+
+    def store_baton(self, slot: int, word: int) -> None:
+        """Have ``word`` stored with the others of this step."""
+        self._batons.append((slot, word))
+
+    def send(self, worker: int, descriptor: Descriptor) -> None:
+        """Have ``descriptor`` pushed to ``worker``, and its bell rung once."""
+        self._descriptors[worker].append(descriptor)
+
+    def ring_bell(self, consumer: int) -> None:
+        """Have a bell rung although nothing goes into a ring (the gateway has none)."""
+        self._bells.add(consumer)
+
+    def flush(self) -> None:
+        """Publish what was collected, in the order of the protocol."""
+        if self._batons:
+            store_fence()
+            baton = self._slab.baton
+            for slot, word in self._batons:
+                baton[slot] = word
+            self._batons.clear()
+        store_fence()
+        for worker, descriptors in self._descriptors.items():
+            if descriptors:
+                self._rings[worker].push(descriptors)
+                descriptors.clear()
+                self._bells.add(worker)
+        for consumer in self._bells:
+            ring(self._doorbells[consumer])
+        self._bells.clear()

@@ -1,0 +1,114 @@
+"""Single-producer single-consumer rings of descriptors. Knows no slots, batons or doorbells.
+
+A descriptor ``(slot, gen, hop, kind)`` is a hint: the slab is the truth, so one that is lost,
+doubled or late changes nothing. All descriptors of a step are written first and the tail is
+stored once, because descriptors that become visible one by one let an awake peer start a step
+with a fraction of them.
+
+Memory order. Producer: entries, ``store_fence``, tail. Consumer: tail, ``load_fence``, entries,
+then head. The head store needs no fence on the consumer's side beyond program order: a producer
+that sees an old head only thinks the ring fuller than it is. On AArch64 the consumer's entry
+loads must not sink below its head store; they produce Python integers before the store executes,
+and ``store_fence`` (release) orders earlier loads too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from trserve.ipc.fence import load_fence, store_fence
+from trserve.ipc.layout import DESCRIPTOR_WORDS, LINE, RING_HEADER_WORDS
+
+_HEAD: Final = 0
+_TAIL: Final = LINE // 8
+_OVERFLOWS: Final = 2 * LINE // 8
+_SLOT_BITS: Final = 24
+_KIND_BITS: Final = 4
+
+
+class Kind(IntEnum):
+    """What a descriptor hints at."""
+
+    RUN = 0
+    DONE = 1
+    CANCEL = 2
+
+
+class Descriptor(NamedTuple):
+    """A hint that the baton word of ``slot`` deserves a look."""
+
+    kind: Kind
+    slot: int
+    gen: int
+    hop: int
+
+
+class _Ring:
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+        self._capacity = (len(words) - RING_HEADER_WORDS) // DESCRIPTOR_WORDS
+        if self._capacity & (self._capacity - 1):
+            raise ValueError(f"ring capacity {self._capacity} is not a power of two")
+        self._mask = self._capacity - 1
+
+
+class RingProducer(_Ring):
+    """The writing end."""
+
+    def push(self, descriptors: Sequence[Descriptor]) -> bool:
+        """Publish all of a step's descriptors at once.
+
+        Returns False when they do not fit: nothing is written, and the overflow count, which the
+        consumer compares with the last that it saw, tells it to rescan.
+        """
+        words, mask = self._words, self._mask
+        tail = words[_TAIL]
+        if tail + len(descriptors) - words[_HEAD] > self._capacity:
+            words[_OVERFLOWS] += 1
+            return False
+        for descriptor in descriptors:
+            at = RING_HEADER_WORDS + DESCRIPTOR_WORDS * (tail & mask)
+            kind, slot, gen, hop = descriptor
+            words[at] = gen
+            words[at + 1] = (hop << _KIND_BITS | kind) << _SLOT_BITS | slot
+            tail += 1
+        store_fence()
+        words[_TAIL] = tail
+        return True
+
+
+class RingConsumer(_Ring):
+    """The reading end."""
+
+    def __init__(self, words: memoryview) -> None:
+        super().__init__(words)
+        self._overflows = words[_OVERFLOWS]
+
+    def overflowed(self) -> bool:
+        """Whether the producer met a full ring since the last call."""
+        count = self._words[_OVERFLOWS]
+        if count == self._overflows:
+            return False
+        self._overflows = count
+        return True
+
+    def drain(self) -> list[Descriptor]:
+        """Everything published so far, oldest first."""
+        words, mask = self._words, self._mask
+        head, tail = words[_HEAD], words[_TAIL]
+        if head == tail:
+            return []
+        load_fence()
+        found = []
+        for position in range(head, tail):
+            at = RING_HEADER_WORDS + DESCRIPTOR_WORDS * (position & mask)
+            packed = words[at + 1]
+            slot = packed & (1 << _SLOT_BITS) - 1
+            packed >>= _SLOT_BITS
+            kind = Kind(packed & (1 << _KIND_BITS) - 1)
+            found.append(Descriptor(kind, slot, words[at], packed >> _KIND_BITS))
+        store_fence()
+        words[_HEAD] = tail
+        return found

@@ -1,0 +1,163 @@
+"""The slab: the shared-memory table of all live requests and their tokens. Knows no sockets.
+
+One anonymous memory file per server, inherited by every child; it has no name, so nothing leaks.
+Single words that two processes share are read and written only through ``memoryview.cast('q')``,
+which is one aligned machine load or store; numpy views serve vectors only. Who may write what:
+
+========================================  =====================================================
+field                                     writer
+========================================  =====================================================
+``gen``, ``prompt_len``, ``limit``,       gateway, before the slot goes LIVE
+``params``
+``baton``, ``tokens``, ``source``,        the baton holder (the gateway until LIVE and after
+``extras``, ``sent``                      everyone has closed; the launcher for a reaped worker)
+``cancel``                                gateway
+``closed[w]``                             worker w
+========================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trserve.errors import StartupError
+from trserve.ipc.layout import EXTRAS_BYTES, LINE, PARAMS_BYTES, WORKER_WORDS, Layout
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+_F_ADD_SEALS: Final = 1033
+_F_SEAL_SHRINK_GROW: Final = 0x2 | 0x4
+MAX_SHARE_OF_MEMORY: Final = 0.5
+
+
+def available_memory() -> int:
+    """Bytes that the kernel would give without swapping (``MemAvailable``)."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise StartupError("/proc/meminfo has no MemAvailable: trserve needs Linux 3.14 or newer")
+
+
+def create_slab_file(layout: Layout) -> int:
+    """A sealed memory file of the layout's size; returns its descriptor.
+
+    Raises StartupError when the slab would take more than half of the available memory.
+    """
+    if layout.size > MAX_SHARE_OF_MEMORY * available_memory():
+        raise StartupError(
+            f"the slab for {layout.slots} requests of {layout.row_tokens} tokens needs "
+            f"{layout.size / 2**30:.1f} GiB, more than half of the memory that is free: "
+            "lower --max-requests or --max-model-len"
+        )
+    fd = os.memfd_create("trserve-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, layout.size)
+    fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK_GROW)
+    return fd
+
+
+class WorkerWords:
+    """The header line of one worker: single-writer words by name."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def get(self, name: str) -> int:
+        """The word's value."""
+        return int(self._words[WORKER_WORDS.index(name)])
+
+    def set(self, name: str, value: int) -> None:
+        """Store the word; the caller is its one writer."""
+        self._words[WORKER_WORDS.index(name)] = value
+
+    def setter(self, name: str) -> tuple[memoryview, int]:
+        """The memory and index of a word, for loops that store it every step."""
+        return self._words, WORKER_WORDS.index(name)
+
+
+class Slab:
+    """A process's view of the slab.
+
+    Attributes (S slots, W workers, R tokens a row):
+        baton, gen, cancel, sent, prompt_len, limit: memoryviews of S int64 words.
+        closed: W memoryviews of S int64 words.
+        baton_vector, cancel_vector, gen_vector: the same memory for numpy, whole-array use only.
+        tokens: int32 [S, R]; source: uint8 [S, R].
+        workers: one WorkerWords per worker.
+    """
+
+    def __init__(self, fd: int, layout: Layout, *, create: bool = False) -> None:
+        self.layout = layout
+        self._map = mmap.mmap(fd, layout.size)
+        self._bytes = memoryview(self._map)
+        self.header = self._words("header")
+        if create:
+            for index, word in enumerate(layout.header()):
+                self.header[index] = word
+        self._check_header()
+        self.baton = self._words("baton")
+        self.gen = self._words("gen")
+        self.cancel = self._words("cancel")
+        self.sent = self._words("sent")
+        self.prompt_len = self._words("prompt_len")
+        self.limit = self._words("limit")
+        self._params_len = self._words("params_len")
+        closed = self._words("closed")
+        slots, row = layout.slots, layout.row_tokens
+        self.closed = [closed[w * slots : (w + 1) * slots] for w in range(layout.workers)]
+        self.baton_vector = self._array("baton", np.int64, (slots,))
+        self.cancel_vector = self._array("cancel", np.int64, (slots,))
+        self.gen_vector = self._array("gen", np.int64, (slots,))
+        self.tokens = self._array("tokens", np.int32, (slots, row))
+        self.source = self._array("source", np.uint8, (slots, row))
+        self.workers = [WorkerWords(self._worker_line(w)) for w in range(layout.workers)]
+        self._extras = self._raw("extras")
+        self._params = self._raw("params")
+
+    def _check_header(self) -> None:
+        found = tuple(self.header[: len(self.layout.header())])
+        if found != self.layout.header():
+            raise StartupError(
+                f"slab header {found} is not that of this layout {self.layout.header()}: "
+                "launcher and child are different versions of trserve"
+            )
+
+    def _raw(self, name: str) -> memoryview:
+        offset, size = self.layout.regions[name]
+        return self._bytes[offset : offset + size]
+
+    def _words(self, name: str) -> memoryview:
+        return self._raw(name).cast("q")
+
+    def _array(self, name: str, dtype: type[_Scalar], shape: tuple[int, ...]) -> NDArray[_Scalar]:
+        return np.frombuffer(self._raw(name), dtype=dtype).reshape(shape)
+
+    def _worker_line(self, worker: int) -> memoryview:
+        words = self._words("workers")
+        return words[worker * LINE // 8 : (worker + 1) * LINE // 8]
+
+    def ring_words(self, producer: int, consumer: int) -> memoryview:
+        """The int64 words of one ring, header first."""
+        offset = self.layout.ring_offset(producer, consumer)
+        return self._bytes[offset : offset + self.layout.ring_bytes].cast("q")
+
+    def extras(self, slot: int, bank: int) -> memoryview:
+        """The ``extras`` bank of a slot: 16 bytes of the runtime, then 64 of the router."""
+        offset = (2 * slot + bank) * EXTRAS_BYTES
+        return self._extras[offset : offset + EXTRAS_BYTES]
+
+    def params(self, slot: int) -> memoryview:
+        """The parameter blob as written (msgpack)."""
+        offset = slot * PARAMS_BYTES
+        return self._params[offset : offset + self._params_len[slot]]
+
+    def write_params(self, slot: int, blob: bytes) -> None:
+        """Store the blob of a slot that is FILLING; ``blob`` fits PARAMS_BYTES."""
+        offset = slot * PARAMS_BYTES
+        self._params[offset : offset + len(blob)] = blob
+        self._params_len[slot] = len(blob)

@@ -1,0 +1,65 @@
+"""What a request asks of the workers, as the gateway writes it into the slab.
+
+One msgpack blob a request, encoded once by the gateway, decoded once by each worker at first
+contact. Knows nothing of HTTP, text or tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: argmax, and nothing is divided by the temperature."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are chosen and when a request ends.
+
+    ``seed`` is 64 bits; the gateway draws one where the client left it out, so that a request
+    is reproducible whatever happens to its workers. ``top_k`` 0 means off.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the arg max is taken instead of a sample."""
+        return self.temperature < GREEDY_BELOW
+
+
+class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The parameter blob of one slot.
+
+    ``router`` holds the per-request router parameters (numbers by name); ``only`` is the index of
+    the one model that may write, or -1; ``deadline_ns`` is on ``time.monotonic_ns``, 0 for none.
+    """
+
+    sampling: SamplingParams
+    router: dict[str, float] = {}
+    only: int = -1
+    deadline_ns: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[RequestParams] = msgspec.msgpack.Decoder(RequestParams)
+
+
+def encode_params(params: RequestParams) -> bytes:
+    """msgpack of ``params``."""
+    return _encoder.encode(params)
+
+
+def decode_params(blob: Any) -> RequestParams:
+    """The inverse of :func:`encode_params`; ``blob`` is any bytes-like object."""
+    return _decoder.decode(blob)
