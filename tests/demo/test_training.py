@@ -34,9 +34,9 @@ def run(steps, seed=0):
 
 
 def test_a_few_steps_learn_and_repeat_bit_by_bit():
-    first = run(6)
+    first = run(12)
     assert first[-1] < first[0] - 1.0
-    assert run(6) == first
+    assert run(4) == first[:4]
 
 
 def test_schedule_warms_up_holds_and_decays():
