@@ -1,0 +1,152 @@
+"""What every benchmark shares: its flags, its table, its JSON envelope and its environment.
+
+The envelope is that of the stable interfaces ("Benchmarks"). It names no host, user or path.
+Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+SCHEMA_VERSION: Final = 1
+_PACKAGES: Final = ("torch", "transformers", "numpy", "trserve")
+_PATH_FLAGS: Final = ("--json", "--plot")
+_ROOT: Final = Path(__file__).parent.parent
+
+Row = dict[str, Any]
+
+
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    """A parser with the flags that all benchmarks have; add those of the benchmark to it."""
+    made = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=description)
+    made.add_argument("--quick", action="store_true", help="fewer settings, in a minute or two")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="draw the result there")
+    return made
+
+
+def report(
+    name: str,
+    args: argparse.Namespace,
+    rows: Sequence[Row],
+    title: str,
+    plot: Callable[[Any, Sequence[Row]], None] | None = None,
+) -> None:
+    """Prints ``rows`` and does what the flags ask for.
+
+    ``plot`` draws the rows on a matplotlib Axes; without it ``--plot`` is refused.
+    """
+    print_table(title, rows)
+    if args.json is not None:
+        args.json.write_text(json.dumps(envelope(name, rows), indent=2) + "\n")
+    if args.plot is not None:
+        if plot is None:
+            sys.exit(f"bench.{name} has no plot; leave --plot out")
+        _draw(args.plot, rows, plot)
+
+
+def envelope(name: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """The JSON document of one run."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "environment": environment(),
+        "command": ["python", "-m", f"bench.{name}", *_without_folders(sys.argv[1:])],
+        "results": list(rows),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions that the numbers depend on."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "os": platform.system(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "packages": {package: _version(package) for package in _PACKAGES},
+        "commit": _git("rev-parse", "HEAD"),
+        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """The rows as a table on standard output; the columns are the union of their keys."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=title)
+    for column in columns:
+        numeric = any(isinstance(row.get(column), float | int) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    Console().print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_cell(item)}" for key, item in value.items())
+    return str(value)
+
+
+def _draw(path: Path, rows: Sequence[Row], plot: Callable[[Any, Sequence[Row]], None]) -> None:
+    try:
+        figure = importlib.import_module("matplotlib.figure").Figure(figsize=(7, 4.5))
+    except ImportError:
+        sys.exit("--plot needs matplotlib: pip install 'trserve[plot]'")
+    plot(figure.add_subplot(), rows)
+    figure.savefig(path, bbox_inches="tight")
+
+
+def _without_folders(arguments: Sequence[str]) -> list[str]:
+    """The arguments with files by their names alone."""
+    shown: list[str] = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if shown and shown[-1] in _PATH_FLAGS:
+            argument = Path(argument).name
+        elif equals and flag in _PATH_FLAGS:
+            argument = f"{flag}={Path(value).name}"
+        shown.append(argument)
+    return shown
+
+
+def _cpu_model() -> str:
+    """As the kernel names it; AArch64 kernels give no name."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """The output of a git command on this tree; None where there is no git or no history."""
+    try:
+        run = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=_ROOT)
+    except FileNotFoundError:
+        return None
+    return run.stdout.strip() if run.returncode == 0 else None

@@ -1,0 +1,157 @@
+"""The official client, unmodified: chat and completions, streamed and whole, errors, extras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+QUESTIONS = (
+    "What is 125 - 54 + 25?",
+    "Eva has 71 pencils. Then she gives away 15. How many pencils does Eva have now?",
+    "Hello!",
+)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    address = f"{server.url}/v1"
+    with openai.OpenAI(base_url=address, api_key="any", max_retries=0, timeout=30.0) as made:
+        yield made
+
+
+def chat(question: str, **change: Any) -> dict[str, Any]:
+    messages = [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": question},
+    ]
+    return {"model": "trserve", "messages": messages, "max_tokens": 60, "temperature": 0} | change
+
+
+def completion(prompt: Any, **change: Any) -> dict[str, Any]:
+    return {"model": "trserve", "prompt": prompt, "max_tokens": 30, "temperature": 0} | change
+
+
+def test_models(client):
+    (model,) = client.models.list().data
+    assert model.id == "trserve"
+    assert client.models.retrieve("trserve").id == "trserve"
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_chat_streamed_is_chat_whole(client, question):
+    whole = client.chat.completions.create(**chat(question))
+    assert whole.object == "chat.completion"
+    assert whole.model == "trserve"
+    (choice,) = whole.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason in ("stop", "length")
+    chunks = list(client.chat.completions.create(**chat(question), stream=True))
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert all(len(chunk.choices) == 1 for chunk in chunks), "no usage was asked for"
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert deltas[0].role == "assistant"
+    assert deltas[0].content, "role and first text come in one chunk"
+    assert "".join(delta.content or "" for delta in deltas) == choice.message.content
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + [choice.finish_reason]
+
+
+def test_completion_streamed_is_completion_whole(client):
+    whole = client.completions.create(**completion("What is 20 + 30?"))
+    assert whole.object == "text_completion"
+    chunks = list(client.completions.create(**completion("What is 20 + 30?"), stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_text_and_token_ids_as_prompt_are_the_same(client):
+    asked = completion("What is 20 + 30?", extra_body={"return_token_ids": True})
+    whole = client.completions.create(**asked)
+    assert whole.usage.prompt_tokens > 1
+    ids = whole.choices[0].model_extra["token_ids"]
+    assert len(ids) == whole.usage.completion_tokens
+    again = client.completions.create(**completion([ids, ids]))
+    assert [choice.index for choice in again.choices] == [0, 1]
+    assert again.choices[0].text == again.choices[1].text
+    assert again.usage.prompt_tokens == 2 * len(ids)
+
+
+def test_usage_of_a_stream(client):
+    whole = client.chat.completions.create(**chat(QUESTIONS[0]))
+    options = {"include_usage": True}
+    asked = chat(QUESTIONS[0], stream=True, stream_options=options)
+    *chunks, last = client.chat.completions.create(**asked)
+    assert last.choices == []
+    assert all(chunk.usage is None for chunk in chunks)
+    assert all(chunk.choices for chunk in chunks)
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(last.usage, count) == getattr(whole.usage, count)
+
+
+def test_extras_of_a_response(client, server):
+    extra = {"return_token_ids": True, "trserve": {"trace": True, "router": {"tau": 0.05}}}
+    whole = client.chat.completions.create(**chat(QUESTIONS[1], extra_body=extra))
+    (choice,) = whole.choices
+    trace, usage = choice.model_extra["trserve"], whole.usage.model_extra["trserve"]
+    assert trace["models"] == server.models
+    assert len(trace["source"]) == len(choice.model_extra["token_ids"])
+    assert len(trace["source"]) == whole.usage.completion_tokens
+    assert sum(usage["tokens"].values()) == whole.usage.completion_tokens
+    assert set(usage) >= {"tokens", "handoffs", "share", "pending_ms", "degraded", "seed"}
+
+
+def test_threshold_in_the_model_name(client):
+    """A threshold that nothing exceeds is the SLM alone; one that all exceed, the LLM alone."""
+    shares = []
+    for threshold in ("1.0", "0.0"):
+        asked = chat(QUESTIONS[1]) | {"model": f"trserve:threshold={threshold}"}
+        usage = client.chat.completions.create(**asked).usage
+        shares.append(usage.model_extra["trserve"]["share"])
+    assert shares == [0.0, 1.0]
+
+
+def test_same_seed_same_text(client):
+    def text(seed: int) -> str:
+        asked = chat("Hello!", temperature=1.5, seed=seed, max_tokens=40)
+        return client.chat.completions.create(**asked).choices[0].message.content
+
+    first = text(11)
+    assert text(11) == first
+    assert any(text(seed) != first for seed in range(12, 16))
+
+
+def test_seed_that_was_not_given_is_told_and_repeats(client):
+    asked = chat("Hello!", temperature=1.5, max_tokens=40)
+    whole = client.chat.completions.create(**asked)
+    seed = whole.usage.model_extra["trserve"]["seed"]
+    again = client.chat.completions.create(**asked, seed=seed)
+    assert again.choices[0].message.content == whole.choices[0].message.content
+
+
+def test_stop_string(client):
+    whole = client.chat.completions.create(**chat(QUESTIONS[0])).choices[0].message.content
+    stop = whole[len(whole) // 2 :][:3]
+    asked = chat(QUESTIONS[0], stop=[stop])
+    cut = client.chat.completions.create(**asked)
+    assert cut.choices[0].message.content == whole[: whole.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    chunks = client.chat.completions.create(**asked, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == cut.choices[0].message.content
+
+
+def test_max_tokens_is_obeyed(client):
+    whole = client.chat.completions.create(**chat(QUESTIONS[1], max_tokens=5))
+    assert whole.usage.completion_tokens == 5
+    assert whole.choices[0].finish_reason == "length"
+
+
+def test_errors_become_the_clients_own(client):
+    with pytest.raises(openai.NotFoundError, match="no-such-model"):
+        client.chat.completions.create(**chat("Hello!") | {"model": "no-such-model"})
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(**chat("Hello!", temperature=-1))

@@ -1,0 +1,146 @@
+"""A server's answers equal a sequential loop over its models, token for token, source for source.
+
+Invariant 1 of the design, over HTTP: every setting, streamed or not, at concurrencies 1, 8 and
+32, with all settings mixed in one batch. Three pairs: random Qwen3 and Llama models, which
+disagree about everything, and the embedded pair, which is what a user gets. float32, so that
+rounding stays far below the margins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from tests.golden.compare import Summary, assert_golden
+from tests.golden.completions import ask, check_accounts
+from tests.golden.random_pair import OUTPUT, build_random_pair, random_prompts
+from tests.golden.reference import LLM, SLM, Reference, Setting, Trace
+from tests.golden.word_problems import chat_prompts
+from tests.serverproc import Server, concurrently
+from trserve.demo import model_path
+
+EMBEDDED_TAUS = (0.02, 0.05, 0.3)
+EMBEDDED_OUTPUT = 80
+LARGE_SEED = 0x1234_5678_9ABC_DEF0
+SETTINGS = ("low", "middle", "high", "slm-only", "llm-only", "llm-first", "sampled", "warm")
+
+Case = tuple[int, str]
+"""Index of the prompt and name of the setting."""
+
+
+@dataclass
+class Pair:
+    """One running server, the reference of its models, and what is asked of both."""
+
+    name: str
+    server: Server
+    reference: Reference
+    prompts: Sequence[Sequence[int]]
+    settings: dict[str, Setting]
+
+    def expected(self, case: Case) -> Trace:
+        index, _ = case
+        return self.reference.run(self.prompts[index], self.setting(case))
+
+    def setting(self, case: Case) -> Setting:
+        """Every request has a seed of its own, most of them with bits above the 32nd."""
+        index, name = case
+        return dataclasses.replace(self.settings[name], seed=LARGE_SEED >> index % 5 * 8)
+
+    def check(self, cases: Sequence[Case], concurrency: int, streamed: Sequence[bool]) -> Summary:
+        """Asks everything, compares everything."""
+        traces = [self.expected(case) for case in cases]
+
+        def one(at: int) -> object:
+            index, _ = cases[at]
+            stream = streamed[at % len(streamed)]
+            return ask(self.server, self.prompts[index], self.setting(cases[at]), stream)
+
+        replies = concurrently(one, range(len(cases)), concurrency)
+        labels = [f"{self.name}, prompt {index}, {name}" for index, name in cases]
+        answers = [reply.answer for reply in replies]
+        summary = assert_golden(zip(labels, traces, answers, strict=True))
+        for reply, trace in zip(replies, traces, strict=True):
+            check_accounts(reply, trace, self.server.models)
+        return summary
+
+
+def settings_of(taus: Sequence[float], max_tokens: int) -> dict[str, Setting]:
+    low, middle, high = taus
+    routed = Setting(tau=middle, max_tokens=max_tokens)
+    changes: dict[str, dict[str, object]] = {
+        "low": {"tau": low},
+        "middle": {},
+        "high": {"tau": high},
+        "slm-only": {"tau": 0.0, "only": SLM},
+        "llm-only": {"tau": 0.0, "only": LLM},
+        "llm-first": {"entry": LLM},
+        "sampled": {"temperature": 1.0},
+        "warm": {"tau": high, "temperature": 0.6},
+    }
+    return {name: dataclasses.replace(routed, **changes[name]) for name in SETTINGS}
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama", "embedded"])
+def pair(request, tmp_path_factory, full) -> Iterator[Pair]:
+    count, rng = 200 if full else 24, Random(f"golden {request.param}")
+    if request.param == "embedded":
+        slm, llm, taus, output = model_path("tiny"), model_path("small"), EMBEDDED_TAUS, 0
+    else:
+        built = build_random_pair(tmp_path_factory.mktemp(request.param), request.param)
+        slm, llm, taus, output = built.slm, built.llm, built.taus, OUTPUT
+    reference = Reference(slm, llm)
+    if request.param == "embedded":
+        prompts = chat_prompts(count, rng, reference.models[SLM].tokenizer)
+    else:
+        prompts = random_prompts(count, rng)
+    settings = settings_of(taus, output or EMBEDDED_OUTPUT)
+    args = ["--models", f"{slm},{llm}", "--dtype", "float32", "--device", "cpu"]
+    with Server([*args, "--router", "r-stitch"]) as server:
+        assert len(server.models) == 2
+        yield Pair(request.param, server, reference, prompts, settings)
+
+
+def some(pair: Pair, share: float) -> range:
+    return range(max(4, round(len(pair.prompts) * share)))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_setting_eight_at_a_time(pair, name):
+    cases = [(index, name) for index in range(len(pair.prompts))]
+    pair.check(cases, 8, streamed=[False])
+
+
+def test_all_settings_mixed_thirty_two_at_a_time(pair):
+    cases = [(index, name) for index in some(pair, 0.5) for name in SETTINGS]
+    Random("order").shuffle(cases)
+    pair.check(cases, 32, streamed=[True])
+
+
+def test_one_at_a_time(pair):
+    cases = [(index, name) for index in some(pair, 0.1) for name in SETTINGS]
+    pair.check(cases, 1, streamed=[True, False])
+
+
+def test_the_settings_put_the_loop_to_the_test(pair):
+    """Guards the guards: both models write, texts end in both ways, an end is discarded."""
+    routed = [
+        pair.expected((index, name))
+        for name in ("low", "middle", "high")
+        for index in range(len(pair.prompts))
+    ]
+    sources = [source for trace in routed for source in trace.sources]
+    share = sum(sources) / len(sources)
+    assert {trace.finish_reason for trace in routed} == {"stop", "length"}
+    if pair.name == "embedded":
+        assert 0.01 < share < 0.5
+        return
+    assert 0.1 <= share <= 0.9
+    thrown_away = [step.token for trace in routed for step in trace.steps if not step.kept]
+    assert pair.reference.eos & set(thrown_away)
+    ends = {trace.tokens[-1] for trace in routed if trace.finish_reason == "stop"}
+    assert len(ends) > 1, "no text ended by the end-of-sequence token of the other model"
