@@ -1,0 +1,1 @@
+"""Model definitions and weight loading. ``spec`` and ``aliases`` are free of torch."""
