@@ -1,0 +1,67 @@
+"""The runner's contract with its caller: shapes, independence of steps, cost of capacity."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.reference import Harness, make_model, save
+from trserve.models.loading import dummy_decoder
+from trserve.models.spec import read_spec
+from trserve.workers.kv_cache import KVCache
+from trserve.workers.runner import TorchRunner
+from trserve.workers.step import StepInputs
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save(make_model("qwen3"), tmp_path_factory.mktemp("model"))
+
+
+def test_shapes_and_types(path):
+    harness = Harness(path)
+    out = harness.forward([([1, 2, 3], 0, harness.table(3)), ([4], 0, harness.table(1))])
+    assert (out.logits.shape, out.logits.dtype) == ((2, 96), torch.float32)
+    assert (out.hidden.shape, out.hidden.dtype) == ((2, 48), torch.float32)
+    assert not out.logits.requires_grad
+
+
+def test_an_output_outlives_the_next_step(path):
+    harness = Harness(path)
+    first = harness.forward([([1, 2, 3], 0, harness.table(3))])
+    kept = first.logits.clone(), first.hidden.clone()
+    harness.forward([([7, 8, 9], 0, harness.table(3))])
+    assert torch.equal(first.logits, kept[0])
+    assert torch.equal(first.hidden, kept[1])
+
+
+def test_several_step_inputs_may_be_used_in_turn(path):
+    harness = Harness(path)
+    table = harness.table(4)
+    first = harness.forward([([1, 2, 3], 0, table)]).logits
+    other = StepInputs(max_tokens=8, max_rows=2, max_blocks_per_row=8, block_size=8)
+    other.add_row(np.array([1, 2, 3]), 0, table)
+    assert torch.equal(harness.runner.forward(other).logits, first)
+    assert torch.equal(harness.forward([([1, 2, 3], 0, table)]).logits, first)
+
+
+def test_cost_follows_the_rows_and_not_the_capacity(path):
+    """A decode over 16 tokens costs the same in a cache 500 times as large."""
+    spec = read_spec(path)
+
+    def best(num_blocks):
+        kv = KVCache(spec, num_blocks=num_blocks, block_size=16, dtype=torch.float32)
+        decoder = dummy_decoder(spec, dtype=torch.float32)
+        runner = TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size)
+        step = StepInputs(max_tokens=4, max_rows=4, max_blocks_per_row=num_blocks, block_size=16)
+        step.add_row(np.array([1]), 15, np.array([num_blocks - 1], np.int32))
+        times = []
+        for _ in range(50):
+            start = time.perf_counter()
+            runner.forward(step)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    best(8)
+    assert best(4000) < 3 * best(8)

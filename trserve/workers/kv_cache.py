@@ -1,0 +1,55 @@
+"""Storage of keys and values, in blocks of token slots.
+
+Knows shapes and memory; nothing of who owns a block or when one is free.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trserve.models.spec import ModelSpec
+
+
+class KVCache:
+    """Keys and values of every layer: per layer, ``[num_blocks * block_size, kv_heads, head_dim]``.
+
+    One block more than ``num_blocks`` is allocated, at the end: the *dummy*. It stays zero, no
+    block table names it, and padding reads from it. Padded scores are minus infinity, but a
+    probability of zero times a NaN is a NaN: padding must never read what another row has left.
+
+    A slot's keys and values lie side by side (``layers[i]`` is ``[slots, 2, kv_heads, head_dim]``),
+    so that one copy writes both and one gather reads both.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self.num_kv_heads = spec.num_kv_heads
+        self.head_dim = spec.head_dim
+        slots = (num_blocks + 1) * block_size
+        shape = (slots, 2, spec.num_kv_heads, spec.head_dim)
+        self.layers = [
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)
+        ]
+
+    @property
+    def dummy_slot(self) -> int:
+        """First slot of the dummy block."""
+        return self.num_blocks * self.block_size
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """View of one layer's keys, ``[slots, kv_heads, head_dim]``, the dummy block included."""
+        return self.layers[layer][:, 0]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """View of one layer's values, shaped as :meth:`keys`."""
+        return self.layers[layer][:, 1]

@@ -1,0 +1,77 @@
+"""One forward pass over the rows of a step, on the CPU.
+
+Knows the decoder, the KV cache and the step's arrays; nothing of requests, sampling or routing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trserve.models.attention import PagedAttention
+from trserve.models.decoder import Decoder
+from trserve.workers.kv_cache import KVCache
+from trserve.workers.step import StepInputs
+
+
+@dataclass(slots=True)
+class ForwardOutput:
+    """What a step computed, by row.
+
+    ``logits`` is [B, vocab_size] raw float32, columns past the tokenizer at minus infinity;
+    ``hidden`` is [B, hidden_size] float32, after the final norm, of each row's last token.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+class TorchRunner:
+    """Runs a decoder over a KV cache; one forward for all rows, whatever their lengths.
+
+    Args:
+        tokenizer_size: number of token ids that the tokenizer knows; the checkpoint's vocabulary
+            may be padded beyond it.
+    """
+
+    def __init__(self, decoder: Decoder, kv: KVCache, *, tokenizer_size: int) -> None:
+        self.decoder = decoder
+        self.kv = kv
+        self._head = decoder.lm_head(tokenizer_size)
+        self._attention = PagedAttention(decoder.spec, kv)
+        self._inputs: _InputViews | None = None
+
+    @torch.inference_mode()
+    def forward(self, step: StepInputs) -> ForwardOutput:
+        """Compute ``step``: its KV is stored, and the logits after each row's last token returned.
+
+        A row is independent of the others: NaNs of one row never reach another.
+        """
+        inputs = self._inputs
+        if inputs is None or inputs.step is not step:
+            inputs = self._inputs = _InputViews(step)
+        tokens, rows = step.num_tokens, step.num_rows
+        self._attention.plan(step, inputs.slots[:tokens])
+        length = int(step.kv_len[:rows].max())
+        hidden = self.decoder.forward(
+            inputs.token_ids[:tokens],
+            self.decoder.rotary.rows(inputs.positions[:tokens], length),
+            self._attention,
+            None if step.decode_only else inputs.query_start[1 : rows + 1] - 1,
+        )
+        logits = self._head(hidden.to(self.decoder.dtype)).float()
+        return ForwardOutput(logits=logits, hidden=hidden)
+
+
+class _InputViews:
+    """Torch views of a step's arrays: made once, as both sides share the memory."""
+
+    __slots__ = ("positions", "query_start", "slots", "step", "token_ids")
+
+    def __init__(self, step: StepInputs) -> None:
+        self.step = step
+        self.token_ids = torch.from_numpy(step.token_ids)
+        self.positions = torch.from_numpy(step.positions)
+        self.slots = torch.from_numpy(step.slots)
+        self.query_start = torch.from_numpy(step.query_start)

@@ -1,0 +1,108 @@
+"""Host-side inputs of one step, in preallocated numpy arrays.
+
+Knows rows, positions and blocks; nothing of requests, of torch or of why a row is in the batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class StepInputs:
+    """The ragged batch of one step: allocated once, cleared and filled in place at every step.
+
+    Row ``b`` owns the tokens ``query_start[b] : query_start[b + 1]``. The arrays are as long as
+    the capacity; only the first ``num_tokens`` or ``num_rows`` entries are meaningful, and a block
+    table's entries beyond the row's own blocks are stale.
+
+    Attributes:
+        token_ids: int64 [max_tokens].
+        positions: int64 [max_tokens], of each token in its sequence.
+        slots: int64 [max_tokens], where its keys and values go: ``block * block_size + offset``.
+        query_start: int32 [max_rows + 1].
+        kv_len: int32 [max_rows], valid length of the row's KV including this step's tokens.
+        block_tables: int32 [max_rows, max_blocks_per_row].
+    """
+
+    __slots__ = (
+        "_offsets",
+        "block_size",
+        "block_tables",
+        "kv_len",
+        "num_rows",
+        "num_tokens",
+        "positions",
+        "query_start",
+        "slots",
+        "token_ids",
+    )
+
+    def __init__(
+        self, *, max_tokens: int, max_rows: int, max_blocks_per_row: int, block_size: int
+    ) -> None:
+        self.block_size = block_size
+        self.num_rows = 0
+        self.num_tokens = 0
+        self.token_ids: Int64Array = np.zeros(max_tokens, np.int64)
+        self.positions: Int64Array = np.zeros(max_tokens, np.int64)
+        self.slots: Int64Array = np.zeros(max_tokens, np.int64)
+        self.query_start: Int32Array = np.zeros(max_rows + 1, np.int32)
+        self.kv_len: Int32Array = np.zeros(max_rows, np.int32)
+        self.block_tables: Int32Array = np.zeros((max_rows, max_blocks_per_row), np.int32)
+        # One longer than any row can be, so that a chunk's positions are a slice plus its start.
+        self._offsets: Int64Array = np.arange(max_tokens, dtype=np.int64)
+
+    @property
+    def decode_only(self) -> bool:
+        """Whether every row computes exactly one token."""
+        return self.num_tokens == self.num_rows
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.num_rows = 0
+        self.num_tokens = 0
+
+    def add_row(
+        self, token_ids: npt.NDArray[np.integer], start: int, block_table: Int32Array
+    ) -> None:
+        """Append a row that computes positions ``start .. start + len(token_ids) - 1``.
+
+        Args:
+            token_ids: the tokens at these positions, at least one.
+            block_table: the row's blocks, int32, covering every position up to the last.
+        """
+        count = len(token_ids)
+        if count == 1:
+            self.add_decode_row(int(token_ids[0]), start, block_table)
+            return
+        first, size = self.num_tokens, self.block_size
+        last = first + count
+        assert count > 0 and last <= len(self.token_ids)
+        self.token_ids[first:last] = token_ids
+        positions = self.positions[first:last]
+        np.add(self._offsets[:count], start, out=positions)
+        slots = self.slots[first:last]
+        np.multiply(block_table[positions // size], size, out=slots)
+        slots += positions % size
+        self._finish_row(last, start + count, block_table)
+
+    def add_decode_row(self, token_id: int, position: int, block_table: Int32Array) -> None:
+        """Append a row of one token; :meth:`add_row` without its vector operations."""
+        index, size = self.num_tokens, self.block_size
+        self.token_ids[index] = token_id
+        self.positions[index] = position
+        self.slots[index] = int(block_table[position // size]) * size + position % size
+        self._finish_row(index + 1, position + 1, block_table)
+
+    def _finish_row(self, num_tokens: int, kv_len: int, block_table: Int32Array) -> None:
+        row = self.num_rows
+        blocks = -(-kv_len // self.block_size)
+        self.block_tables[row, :blocks] = block_table[:blocks]
+        self.kv_len[row] = kv_len
+        self.query_start[row + 1] = num_tokens
+        self.num_rows = row + 1
+        self.num_tokens = num_tokens
