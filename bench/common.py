@@ -24,6 +24,7 @@ from rich.table import Table
 SCHEMA_VERSION: Final = 1
 _PACKAGES: Final = ("torch", "transformers", "numpy", "trserve")
 _PATH_FLAGS: Final = ("--json", "--plot")
+_FILE_WIDTH: Final = 160
 _ROOT: Final = Path(__file__).parent.parent
 
 Row = dict[str, Any]
@@ -93,7 +94,9 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
         table.add_column(column, justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    Console().print(table)
+    console = Console()
+    # Into a file or a pipe nothing is gained by squeezing columns into 80 characters.
+    (console if console.is_terminal else Console(width=_FILE_WIDTH)).print(table)
 
 
 def _cell(value: object) -> str:

@@ -5,7 +5,6 @@ Every function takes a process that may end at any moment; an ended one, or a zo
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -79,10 +78,14 @@ def shm_names() -> set[str]:
     return set(os.listdir(_SHM)) if _SHM.is_dir() else set()
 
 
+def maps(pid: int) -> str:
+    """Its memory map, which names every library and file that it has loaded."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
 def mapped_shm() -> set[str]:
     """Names in /dev/shm that a living process maps: they are its own, of another program."""
-    found: set[str] = set()
-    for pid in pids():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            found.update(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{pid}/maps").read_text()))
-    return found
+    return {name for pid in pids() for name in re.findall(r"/dev/shm/(\S+)", maps(pid))}

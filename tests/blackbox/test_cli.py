@@ -97,7 +97,6 @@ def test_missing_weights():
     error = refused(["--models", "0.6b,32b"], 3)
     assert len(lines_of(error)) == 2, error
     assert "0.6b" in error
-    assert "32b" in error
 
 
 def test_port_in_use():

@@ -1,0 +1,76 @@
+"""A running server beside the reference of its models, and the settings that both are asked.
+
+The settings cover each way of decoding: three thresholds, one model alone, the LLM first, and
+sampling at two temperatures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.golden.compare import Summary, assert_golden
+from tests.golden.completions import Reply, ask, check_accounts
+from tests.golden.reference import LLM, SLM, Reference, Setting, Trace
+from tests.serverproc import Server, concurrently
+
+LARGE_SEED = 0x1234_5678_9ABC_DEF0
+SETTINGS = ("low", "middle", "high", "slm-only", "llm-only", "llm-first", "sampled", "warm")
+
+Case = tuple[int, str]
+"""Index of the prompt and name of the setting."""
+
+
+@dataclass
+class Pair:
+    """One running server, the reference of its models, and what is asked of both."""
+
+    name: str
+    server: Server
+    reference: Reference
+    prompts: Sequence[Sequence[int]]
+    settings: dict[str, Setting]
+
+    def expected(self, case: Case) -> Trace:
+        index, _ = case
+        return self.reference.run(self.prompts[index], self.setting(case))
+
+    def setting(self, case: Case) -> Setting:
+        """Every request has a seed of its own, most of them with bits above the 32nd."""
+        index, name = case
+        return dataclasses.replace(self.settings[name], seed=LARGE_SEED >> index % 5 * 8)
+
+    def check(self, cases: Sequence[Case], concurrency: int, streamed: Sequence[bool]) -> Summary:
+        """Asks everything, compares everything."""
+        traces = [self.expected(case) for case in cases]
+
+        def one(at: int) -> Reply:
+            index, _ = cases[at]
+            stream = streamed[at % len(streamed)]
+            return ask(self.server, self.prompts[index], self.setting(cases[at]), stream)
+
+        replies = concurrently(one, range(len(cases)), concurrency)
+        labels = [f"{self.name}, prompt {index}, {name}" for index, name in cases]
+        answers = [reply.answer for reply in replies]
+        summary = assert_golden(zip(labels, traces, answers, strict=True))
+        for reply, trace in zip(replies, traces, strict=True):
+            check_accounts(reply, trace, self.server.models)
+        return summary
+
+
+def settings_of(taus: Sequence[float], max_tokens: int) -> dict[str, Setting]:
+    low, middle, high = taus
+    routed = Setting(tau=middle, max_tokens=max_tokens)
+    changes: dict[str, dict[str, Any]] = {
+        "low": {"tau": low},
+        "middle": {},
+        "high": {"tau": high},
+        "slm-only": {"tau": 0.0, "only": SLM},
+        "llm-only": {"tau": 0.0, "only": LLM},
+        "llm-first": {"entry": LLM},
+        "sampled": {"temperature": 1.0},
+        "warm": {"tau": high, "temperature": 0.6},
+    }
+    return {name: dataclasses.replace(routed, **changes[name]) for name in SETTINGS}
