@@ -41,14 +41,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parameter blob of one slot.
 
-    ``router`` holds the per-request router parameters (numbers by name); ``only`` is the index of
-    the one model that may write, or -1; ``deadline_ns`` is on ``time.monotonic_ns``, 0 for none.
+    ``router`` holds the per-request router parameters (numbers by name). ``pinned``: only the
+    model that the gateway chose may write. ``admit``: the router may choose which model writes
+    first (not where the request names it).
     """
 
     sampling: SamplingParams
     router: dict[str, float] = {}
-    only: int = -1
-    deadline_ns: int = 0
+    pinned: bool = False
+    admit: bool = True
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -52,7 +52,7 @@ class ControlServer:
 
     def receive_all(self) -> list[tuple[str, Message]]:
         """Every message that has arrived, with its sender's identity."""
-        received = []
+        received: list[tuple[str, Message]] = []
         while True:
             try:
                 identity, body = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -87,7 +87,7 @@ class ControlClient:
 
     def receive_all(self) -> list[Message]:
         """Every message that has arrived."""
-        received = []
+        received: list[Message] = []
         while True:
             try:
                 body = self._socket.recv(zmq.NOBLOCK)
@@ -106,7 +106,7 @@ class ControlClient:
         """Send to the launcher."""
         self._socket.send(orjson.dumps(message))
 
-    def close(self) -> None:
-        """Close the socket and its thread."""
-        self._socket.close()
+    def close(self, *, linger_ms: int = 0) -> None:
+        """Close the socket and its thread, waiting at most ``linger_ms`` for unsent messages."""
+        self._socket.close(linger=linger_ms)
         self._context.term()

@@ -11,10 +11,12 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
 _LOCK_NAME: Final = "owner.lock"
+_UNLOCKED_GRACE_S: Final = 60.0
 
 
 def _prefix() -> str:
@@ -26,8 +28,12 @@ class InstanceDirectory:
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=_prefix()))
-        self._lock = os.open(self.path / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # Locked under another name first: a lock file that can be seen is always held, so that
+        # a server starting at the same moment cannot take this one for dead.
+        hidden = self.path / (_LOCK_NAME + ".new")
+        self._lock = os.open(hidden, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        hidden.rename(self.path / _LOCK_NAME)
 
     @property
     def control_endpoint(self) -> str:
@@ -42,11 +48,20 @@ class InstanceDirectory:
             self._lock = -1
 
 
+def remove_abandoned(control_endpoint: str) -> None:
+    """Remove the directory of a launcher that was killed; for a child that outlived it."""
+    shutil.rmtree(Path(control_endpoint.removeprefix("ipc://")).parent, ignore_errors=True)
+
+
 def sweep_dead_instances() -> list[Path]:
     """Remove directories of this user's servers whose owner is dead; returns them."""
     removed = []
     for path in Path(tempfile.gettempdir()).glob(_prefix() + "*"):
-        if path.is_dir() and path.stat().st_uid == os.getuid() and _is_dead(path):
+        try:
+            dead = path.stat().st_uid == os.getuid() and _is_dead(path)
+        except FileNotFoundError:
+            continue  # its owner removed it meanwhile
+        if dead:
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
     return removed
@@ -56,7 +71,8 @@ def _is_dead(path: Path) -> bool:
     try:
         fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False  # just being created, or just being removed by its owner
+        # Just being created or removed, unless it has been so for long.
+        return time.time() - path.stat().st_mtime > _UNLOCKED_GRACE_S
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,9 +1,9 @@
 """One step's results, made visible in phases. Knows no router, no model and no HTTP.
 
 The order is the protocol: (1) tokens, sources, ``sent`` and the inactive ``extras`` bank are
-written by the caller; fence; (2) all baton words; fence; (3) each ring's tail, once; (4) each
-consumer's doorbell, once. A reader that saw a baton word therefore sees all that it covers, and
-one that saw a descriptor sees at least the baton word that it hints at.
+written by the caller; fence; (2) all baton words, then ``closed`` words; fence; (3) each ring's
+tail, once; (4) each consumer's doorbell, once. A reader that saw a baton word therefore sees all
+that it covers, and one that saw a descriptor sees at least the baton word that it hints at.
 
 After the store of a word that names another owner, this process touches nothing of the slot until
 the word names it again.
@@ -11,7 +11,7 @@ the word names it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trserve.ipc.doorbell import ring
 from trserve.ipc.fence import store_fence
@@ -26,14 +26,21 @@ class Outbox:
         slab: the shared table.
         rings: the producing ends, by worker index; never one to this process itself.
         doorbells: the descriptor of every consumer's bell, by index, the gateway's last.
+        worker: the index of this worker, whose ``closed`` words are its own; None in the gateway.
     """
 
     def __init__(
-        self, slab: Slab, rings: Mapping[int, RingProducer], doorbells: Mapping[int, int]
+        self,
+        slab: Slab,
+        rings: Mapping[int, RingProducer],
+        doorbells: Sequence[int],
+        worker: int | None = None,
     ) -> None:
         self._slab = slab
         self._rings = rings
         self._doorbells = doorbells
+        self._closed = None if worker is None else slab.closed[worker]
+        self._closing: list[tuple[int, int]] = []
         self._batons: list[tuple[int, int]] = []
         self._descriptors: dict[int, list[Descriptor]] = {worker: [] for worker in rings}
         self._bells: set[int] = set()
@@ -41,6 +48,15 @@ class Outbox:
     def store_baton(self, slot: int, word: int) -> None:
         """Have ``word`` stored with the others of this step."""
         self._batons.append((slot, word))
+
+    def close(self, slot: int, gen: int) -> None:
+        """Have this worker's ``closed`` word stored: it holds nothing of ``gen`` any more.
+
+        After the batons: a worker that ended in between must still find its own DONE to do.
+        Before the bells: the gateway, woken, finds the slot free at once.
+        """
+        self._closing.append((slot, gen))
+        self._bells.add(self._slab.layout.gateway)
 
     def send(self, worker: int, descriptor: Descriptor) -> None:
         """Have ``descriptor`` pushed to ``worker``, and its bell rung once."""
@@ -58,6 +74,10 @@ class Outbox:
             for slot, word in self._batons:
                 baton[slot] = word
             self._batons.clear()
+        if self._closed is not None:
+            for slot, gen in self._closing:
+                self._closed[slot] = gen
+            self._closing.clear()
         store_fence()
         for worker, descriptors in self._descriptors.items():
             if descriptors:

@@ -62,22 +62,18 @@ def create_slab_file(layout: Layout) -> int:
 
 
 class WorkerWords:
-    """The header line of one worker: single-writer words by name."""
+    """The header line of one worker: single-writer words by name, or by index in loops."""
 
     def __init__(self, words: memoryview) -> None:
-        self._words = words
+        self.words = words
 
     def get(self, name: str) -> int:
         """The word's value."""
-        return int(self._words[WORKER_WORDS.index(name)])
+        return int(self.words[WORKER_WORDS.index(name)])
 
     def set(self, name: str, value: int) -> None:
         """Store the word; the caller is its one writer."""
-        self._words[WORKER_WORDS.index(name)] = value
-
-    def setter(self, name: str) -> tuple[memoryview, int]:
-        """The memory and index of a word, for loops that store it every step."""
-        return self._words, WORKER_WORDS.index(name)
+        self.words[WORKER_WORDS.index(name)] = value
 
 
 class Slab:

@@ -1,0 +1,472 @@
+"""Bodies of the two routes: what clients really send, each refusal by name, and random JSON."""
+
+import json
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trserve.errors import RequestError
+from trserve.gateway.requests import GenerationRequest, parse_chat, parse_completion
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields):
+    return parse_chat(json.dumps({"messages": USER, **fields}).encode())
+
+
+def completion(**fields):
+    return parse_completion(json.dumps({"prompt": "hi", **fields}).encode())
+
+
+def refusal(parse, body):
+    with pytest.raises(RequestError) as refused:
+        parse(body if isinstance(body, bytes) else json.dumps(body).encode())
+    error = refused.value
+    assert (error.status, error.type) == (400, "invalid_request_error")
+    assert error.param is None or error.param in error.message
+    return error
+
+
+def refused_param(**fields):
+    """The parameter that both routes name when they refuse ``fields``."""
+    params = {
+        refusal(parse_chat, {"messages": USER, **fields}).param,
+        refusal(parse_completion, {"prompt": "hi", **fields}).param,
+    }
+    assert len(params) == 1
+    return params.pop()
+
+
+def test_defaults():
+    assert chat() == GenerationRequest(kind="chat", messages=USER, add_special_tokens=False)
+    assert completion() == GenerationRequest(kind="completion", prompt_text="hi", max_tokens=16)
+
+
+def test_explicit_nulls_are_the_defaults():
+    names = [
+        "model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "seed",
+        "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop", "logprobs",
+        "stop_token_ids", "include_stop_str_in_output", "no_stop_trim", "skip_special_tokens",
+        "add_special_tokens", "return_token_ids", "trserve", "n", "best_of", "echo", "suffix",
+        "top_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "logit_bias", "response_format", "tools", "tool_choice", "functions", "guided_json",
+        "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents",
+        "chat_template", "structured_outputs", "prompt_logprobs", "user", "metadata",
+    ]  # fmt: skip
+    nulls = dict.fromkeys(names)
+    assert chat(**nulls) == chat()
+    assert completion(**nulls) == completion()
+    inner = {"trace": None, "router": None, "entry_model": None, "only": None}
+    assert chat(trserve=inner) == chat(trserve={}) == chat()
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    assert chat(stream=True, stream_options=options) == chat(stream=True)
+
+
+def test_every_field_arrives():
+    request = chat(
+        model="org/name",
+        temperature=0,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.1,
+        seed=-5,
+        max_tokens=9,
+        min_tokens=3.0,
+        ignore_eos=True,
+        stop=["a", "b"],
+        stop_token_ids=[1, 2.0],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        add_special_tokens=True,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        return_token_ids=True,
+        chat_template_kwargs={"enable_thinking": False},
+        documents=[{"title": "t", "text": "x"}],
+        add_generation_prompt=False,
+        trserve={"trace": True, "router": {"tau": 1}, "entry_model": "B", "only": "A"},
+    )
+    assert request == GenerationRequest(
+        kind="chat",
+        model="org/name",
+        model_as_sent="org/name",
+        messages=USER,
+        chat_template_kwargs={
+            "documents": [{"title": "t", "text": "x"}],
+            "enable_thinking": False,
+        },
+        add_generation_prompt=False,
+        add_special_tokens=True,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.1,
+        seed=-5,
+        max_tokens=9,
+        min_tokens=3,
+        ignore_eos=True,
+        stop=["a", "b"],
+        stop_token_ids=[1, 2],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        stream=True,
+        include_usage=True,
+        continuous_usage_stats=True,
+        return_token_ids=True,
+        trace=True,
+        router_params={"tau": 1.0},
+        entry_model="B",
+        only="A",
+    )
+    assert all(type(i) is int for i in [*request.stop_token_ids, request.min_tokens])
+
+
+def test_what_load_tools_send_by_default():
+    """As recorded from the tools; each must be taken without a word."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    guidellm = chat(
+        messages=parts,
+        max_completion_tokens=8,
+        ignore_eos=True,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )
+    assert guidellm.messages == USER
+    vllm = completion(
+        model="m",
+        temperature=0.0,
+        repetition_penalty=1.0,
+        max_tokens=8,
+        logprobs=None,
+        stream=True,
+        stream_options={"include_usage": True},
+        ignore_eos=True,
+    )
+    assert vllm.include_usage
+    sglang = completion(temperature=0.0, best_of=1, max_tokens=8, stream=True, ignore_eos=True)
+    assert sglang.ignore_eos
+    sdk = chat(
+        user="u", metadata={"a": "b"}, store=False, service_tier="auto", parallel_tool_calls=True,
+        n=1, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, logprobs=False,
+        top_logprobs=0, response_format={"type": "text"}, tools=[], tool_choice="auto", x=[{}],
+    )  # fmt: skip
+    assert sdk == chat()
+    harness = completion(prompt=[[5, 6, 7]], max_tokens=1, seed=1234, stop=["\n\n", "Q:"] * 4)
+    assert (harness.prompt_ids, harness.prompt_text) == ([5, 6, 7], None)
+
+
+def test_new_name_of_max_tokens_wins():
+    assert chat(max_tokens=5, max_completion_tokens=7).max_tokens == 7
+    assert chat(max_tokens=5).max_tokens == 5
+    assert refusal(parse_chat, {"messages": USER, "max_completion_tokens": 0}).param == (
+        "max_completion_tokens"
+    )
+    assert completion(max_completion_tokens=7).max_tokens == 16  # not a field of that route
+
+
+@pytest.mark.parametrize("value", [0, -1, None])
+def test_top_k_off(value):
+    assert chat(top_k=value).top_k == 0
+
+
+@pytest.mark.parametrize("value", [1e-9, 1e-30, 1e-300])
+def test_tiny_top_p_stays_positive_in_float32(value):
+    import numpy as np
+
+    assert np.float32(completion(top_p=value).top_p) > 0
+
+
+def test_stop_forms_and_synonyms():
+    assert chat(stop="x").stop == ["x"]
+    assert chat(stop=[]).stop == []
+    assert chat(no_stop_trim=True).include_stop_str_in_output
+    assert len(chat(stop=["x" * 1024] * 64).stop) == 64
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1, 0, 1e3])
+def test_seeds_in_range(seed):
+    assert chat(seed=seed).seed == int(seed)
+
+
+OUT_OF_RANGE = [
+    ("temperature", [-1, -1e-9, 1e39, 10**400]),
+    ("top_p", [0, 0.0, -1, 1.5]),
+    ("min_p", [-0.1, 1.1]),
+    ("top_k", [-2, 1.5, 2**63]),
+    ("seed", [2**63, 2**64, -(2**63) - 1, 0.5]),
+    ("max_tokens", [0, -1, 1.5, 2**63]),
+    ("min_tokens", [-1, 1.5]),
+    ("stop", ["", ["a", ""], ["x"] * 65, ["x" * 1025]]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in OUT_OF_RANGE for v in vs])
+def test_out_of_range_is_named(name, value):
+    assert refused_param(**{name: value}) == name
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "seed", "max_tokens"])
+def test_no_number_that_is_not_finite(name, literal):
+    error = refusal(parse_chat, b'{"messages":[],"%b":%b}' % (name.encode(), literal.encode()))
+    assert error.param in (None, name)  # most are not JSON at all
+
+
+NUMBERS = [
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+]  # fmt: skip
+FLAGS = [
+    "stream", "ignore_eos", "include_stop_str_in_output", "no_stop_trim", "skip_special_tokens",
+    "add_special_tokens", "return_token_ids",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["5", True, [], {}])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_numbers(name, value):
+    assert refused_param(**{name: value}) == name
+
+
+@pytest.mark.parametrize("value", ["true", 1, 0, []])
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_booleans(name, value):
+    assert refused_param(**{name: value}) == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": 5}, "model"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", None]}, "stop[1]"),
+        ({"stop_token_ids": [1, "2"]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": [1, -2]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": [1, 2.5]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": [0] * 1025}, "stop_token_ids"),
+        ({"stream": True, "stream_options": 1}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": False, "stream_options": {}}, "stream_options"),
+        ({"trserve": []}, "trserve"),
+        ({"trserve": {"trcae": True}}, "trserve.trcae"),
+        ({"trserve": {"trace": 1}}, "trserve.trace"),
+        ({"trserve": {"only": 1}}, "trserve.only"),
+        ({"trserve": {"router": {"tau": "0.1"}}}, "trserve.router.tau"),
+        ({"trserve": {"router": {"q": 1, "tau": True}}}, "trserve.router.tau"),
+        ({"trserve": {"router": {"tau": None}}}, "trserve.router.tau"),
+        ({"trserve": {"router": {"tau": 10**400}}}, "trserve.router.tau"),
+        ({"trserve": {"router": [1]}}, "trserve.router"),
+        ({"trserve": {"router": {str(i): i for i in range(65)}}}, "trserve.router"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ],
+)
+def test_wrong_types_are_named(fields, param):
+    assert refused_param(**fields) == param
+
+
+UNSUPPORTED = [
+    ("n", [2, 0, "1", True]),
+    ("best_of", [2]),
+    ("use_beam_search", [True]),
+    ("logprobs", [True, 1, 5]),
+    ("prompt_logprobs", [0, 1]),
+    ("echo", [True]),
+    ("presence_penalty", [0.1]),
+    ("frequency_penalty", [-2]),
+    ("repetition_penalty", [1.1, 0]),
+    ("logit_bias", [{"5": 1}]),
+    ("bad_words", [["x"]]),
+    ("allowed_token_ids", [[1]]),
+    ("response_format", [{"type": "json_object"}, {"type": "json_schema"}, {}, "text"]),
+    ("structured_outputs", [{"regex": "a"}]),
+    ("guided_json", [{"type": "object"}, "{}"]),
+    ("guided_regex", ["["]),
+    ("guided_choice", [["a"]]),
+    ("guided_grammar", ["root"]),
+    ("regex", ["["]),
+    ("json_schema", ["{}"]),
+    ("ebnf", ["root"]),
+    ("structural_tag", [{"x": 1}]),
+]
+UNSUPPORTED_CHAT = [
+    ("top_logprobs", [5]),
+    ("chat_template", ["{{ x }}"]),
+    ("continue_final_message", [True]),
+    ("tools", [[{"type": "function"}]]),
+    ("functions", [[{"name": "f"}]]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in UNSUPPORTED for v in vs])
+def test_what_is_not_supported_is_refused(name, value):
+    assert refused_param(**{name: value}) == name
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in UNSUPPORTED_CHAT for v in vs])
+def test_what_chat_does_not_support_is_refused(name, value):
+    error = refusal(parse_chat, {"messages": USER, name: value})
+    assert error.param == name
+    assert "not supported yet" in error.message
+
+
+def test_logprobs_zero_differs_between_the_routes():
+    assert chat(logprobs=0) == chat()
+    assert refusal(parse_completion, {"prompt": "x", "logprobs": 0}).param == "logprobs"
+
+
+def test_tools_that_may_not_be_used_are_no_request_for_tools():
+    assert chat(tools=[{"type": "function"}], tool_choice="none") == chat()
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "params"),
+    [
+        ("trserve:threshold=0.3", "trserve", {"threshold": 0.3}),
+        ("org/a:b:tau=1e-2, q=2", "org/a:b", {"tau": 0.01, "q": 2.0}),
+        ("org/name:latest", "org/name:latest", {}),
+        ("a=b", "a=b", {}),
+        (":threshold=1", ":threshold=1", {}),
+        ("a:b/c=1", "a:b/c=1", {}),
+        ("", "", {}),
+    ],
+)
+def test_model_names_with_parameters(model, name, params):
+    request = chat(model=model)
+    assert (request.model, request.router_params) == (name, params)
+    assert request.model_as_sent == model
+
+
+@pytest.mark.parametrize("model", ["m:tau=", "m:tau=x", "m:tau=nan", "m:tau=inf", "m:a=1,b"])
+def test_bad_parameters_in_a_model_name(model):
+    assert refused_param(model=model) == "model"
+
+
+def test_router_parameters_of_the_body_win():
+    request = chat(model="m:a=1,b=2", trserve={"router": {"b": 3}})
+    assert request.router_params == {"a": 1.0, "b": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "ids"),
+    [
+        ("x", "x", None),
+        (["x"], "x", None),
+        ([1, 2], None, [1, 2]),
+        ([[1, 2]], None, [1, 2]),
+        ("\x00", "\x00", None),
+        ([0, 2**31 - 1], None, [0, 2**31 - 1]),
+    ],
+)
+def test_forms_of_a_prompt(prompt, text, ids):
+    request = completion(prompt=prompt)
+    assert (request.prompt_text, request.prompt_ids) == (text, ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"),
+        ([], "prompt"),
+        ([[]], "prompt"),
+        ([""], "prompt"),
+        (None, "prompt"),
+        (5, "prompt"),
+        ({}, "prompt"),
+        (["a", "b"], "prompt"),
+        ([[1], [2]], "prompt"),
+        ([1, "a"], "prompt[1]"),
+        ([1, -1], "prompt[1]"),
+        ([1, 2**31], "prompt[1]"),
+        ([1, True], "prompt[1]"),
+        ([1.5], "prompt[0]"),
+        ([None], "prompt[0]"),
+        ([["a"]], "prompt[0][0]"),
+        ([[1, [2]]], "prompt[0][1]"),
+    ],
+)
+def test_prompts_that_are_refused(prompt, param):
+    assert refusal(parse_completion, {"prompt": prompt}).param == param
+
+
+def test_missing_prompt_and_messages():
+    assert refusal(parse_completion, {}).param == "prompt"
+    assert refusal(parse_chat, {}).param == "messages"
+    assert refusal(parse_chat, {"messages": []}).param == "messages"
+    assert refusal(parse_chat, {"messages": "hi"}).param == "messages"
+    assert refusal(parse_chat, {"messages": [5]}).param == "messages[0]"
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
+    assert refusal(parse_chat, {"messages": image}).param == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b" \n", b"\xef\xbb\xbf", b"{", b"nul", b"[]", b"5", b'"x"', b"null", b"{} {}",
+        b'{"prompt":"\\ud800"}', b'{"model":"\xff"}', b"{'prompt': 1}", b"a=b&c=d", b"\x00",
+        b"[" * 100_000, b'{"x":' + b"[" * 100_000, b'{"messages":' + b'[{"a":' * 50_000,
+        b'{"prompt":' + b"[" * 50_000 + b"]" * 50_000 + b"}", b"9" * 100_000,
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_requests(parse, body):
+    begin = time.perf_counter()
+    refusal(parse, body)
+    assert time.perf_counter() - begin < 0.5
+
+
+def test_byte_order_mark_and_duplicate_keys_are_taken():
+    assert parse_completion(b'\xef\xbb\xbf{"prompt":"a","prompt":"b"}').prompt_text == "b"
+
+
+def test_a_huge_unknown_name_is_neither_repeated_nor_slow():
+    name = "x - at `$" * 100_000
+    begin = time.perf_counter()
+    error = refusal(parse_chat, {"messages": USER, "trserve": {name: 1}})
+    assert time.perf_counter() - begin < 0.5
+    assert error.param.startswith("trserve.x - at `$")
+    assert len(error.message) < 300
+
+
+def test_a_refusal_does_not_repeat_a_huge_value():
+    error = refusal(parse_completion, {"prompt": "x", "logit_bias": {"1": "y" * 100_000}})
+    assert len(error.message) < 300
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted(
+    {*NUMBERS, *FLAGS, "model", "messages", "prompt", "stop", "stop_token_ids", "stream_options"}
+    | {"trserve", "chat_template_kwargs", "documents", "tool_choice", "max_completion_tokens"}
+    | {name for name, _ in UNSUPPORTED + UNSUPPORTED_CHAT}
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6), st.booleans())
+def test_random_bodies_parse_or_are_refused(fields, valid):
+    if valid:
+        fields = {**fields, "messages": USER, "prompt": "x"}
+    body = json.dumps(fields).encode()
+    for parse in (parse_chat, parse_completion):
+        try:
+            request = parse(body)
+        except RequestError as refused:
+            assert refused.status == 400
+        else:
+            assert math.isfinite(request.temperature)
+            assert 0 < request.top_p <= 1
+
+
+@given(st.binary(max_size=40) | JSON.map(lambda v: json.dumps(v).encode()))
+def test_random_bytes_parse_or_are_refused(body):
+    for parse in (parse_chat, parse_completion):
+        try:
+            parse(body)
+        except RequestError as refused:
+            assert refused.status == 400

@@ -1,0 +1,5 @@
+"""``python -m trserve`` is the ``trserve`` command."""
+
+from trserve.cli import main
+
+main()

@@ -1,0 +1,64 @@
+"""What the launcher tells a person. One line on standard output, the rest on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from trserve.plan import ServerPlan
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def show_note(text: str) -> None:
+    """One line of news."""
+    _say(f"trserve: {text}")
+
+
+def show_plan(plan: ServerPlan, slab_bytes: int) -> None:
+    """What is about to be started."""
+    _say(f"trserve: router {plan.router}{_config(plan)}, device {plan.device}")
+    for index, model in enumerate(plan.models):
+        _say(
+            f"trserve: model {index}: {model.name}, {model.dtype}, rows of {model.max_model_len} "
+            f"tokens, {model.num_blocks * plan.block_size} tokens of KV cache, "
+            f"{model.threads} thread{'s' if model.threads > 1 else ''}"
+        )
+    _say(f"trserve: slab of {plan.slots} requests, {slab_bytes / 2**20:.1f} MiB")
+
+
+def _config(plan: ServerPlan) -> str:
+    if not plan.router_config:
+        return ""
+    return " (" + ", ".join(f"{k}={v:g}" for k, v in plan.router_config.items()) + ")"
+
+
+def show_progress(title: str, done: int, total: int) -> None:
+    """How far a worker has loaded."""
+    _say(f"trserve: {title} loading, {100 * done // max(1, total)} %")
+
+
+def show_ready(plan: ServerPlan, host: str, port: int) -> None:
+    """The ready line on standard output, and a request to paste on standard error."""
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    models = ",".join(model.name for model in plan.models)
+    body = {
+        "model": plan.served_names[0],
+        "messages": [{"role": "user", "content": _QUESTION}],
+        "stream": True,
+    }
+    _say(
+        "\nTry it:\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d '{json.dumps(body)}'\n"
+    )
+    ready = f"trserve ready {url} models={models} router={plan.router} device={plan.device}"
+    print(ready, flush=True)
+
+
+_QUESTION = (
+    "Eva has 71 pencils. Then she gives away 15. Later, she buys 3 bags with 4 pencils in each. "
+    "How many pencils does Eva have now?"
+)

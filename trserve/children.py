@@ -1,0 +1,93 @@
+"""The launcher's children: starting, watching and ending them. Knows no slab and no messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trserve.ipc.child import ChildArguments
+from trserve.ipc.process import spawn, thread_environment
+
+KILL_AFTER_S = 5.0
+
+
+@dataclass
+class Child:
+    """One process of the server.
+
+    Attributes:
+        identity: its name on the control plane.
+        title: what to call it to a person.
+        pidfd: readable once it has ended.
+        ready: whether it can serve.
+        failure: what it said of its own end, with the exit code that this means for the server.
+    """
+
+    identity: str
+    title: str
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    ready: bool = False
+    failure: tuple[str, int] | None = field(default=None)
+
+    @classmethod
+    def start(
+        cls, identity: str, title: str, module: str, arguments: ChildArguments, threads: int
+    ) -> Child:
+        """Start ``python -m module`` as a child of this thread."""
+        process = spawn(
+            module,
+            arguments.to_argv(),
+            fds=arguments.inherited,
+            env=thread_environment(threads),
+        )
+        return cls(identity, title, process, os.pidfd_open(process.pid))
+
+    def describe_end(self) -> str:
+        """How an ended process ended."""
+        code = self.process.returncode
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+class Children:
+    """All of them, by pidfd."""
+
+    def __init__(self) -> None:
+        self._by_pidfd: dict[int, Child] = {}
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(tuple(self._by_pidfd.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_pidfd)
+
+    def add(self, child: Child) -> None:
+        """Watch ``child``."""
+        self._by_pidfd[child.pidfd] = child
+
+    def by_identity(self, identity: str) -> Child | None:
+        """The child that calls itself ``identity``; None once it was reaped."""
+        return next((child for child in self if child.identity == identity), None)
+
+    def reap(self, pidfd: int) -> Child | None:
+        """Take the exit status of the child behind ``pidfd``; None if it is no child's."""
+        child = self._by_pidfd.pop(pidfd, None)
+        if child is not None:
+            child.process.wait()
+            os.close(child.pidfd)
+        return child
+
+    def kill_all(self) -> None:
+        """SIGKILL, and reap, whoever is left."""
+        for child in self:
+            child.process.kill()
+        deadline = time.monotonic() + KILL_AFTER_S
+        for child in self:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+            self.reap(child.pidfd)

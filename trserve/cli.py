@@ -1,0 +1,105 @@
+"""The command line. Declares commands and flags; everything heavy is imported inside a command.
+
+Flags of ``trserve launch`` are generated from the configuration tree, so this file spells none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any
+
+import click
+
+from trserve import __version__
+from trserve.config import GROUPS, config_from_flags, flag_name
+from trserve.errors import StartupError
+
+
+class _Parsed(click.ParamType[Any]):
+    """A flag whose text a function of the configuration tree turns into its value."""
+
+    def __init__(self, parse: Callable[[str], Any], name: str) -> None:
+        self._parse = parse
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _flag_type(setting: Field[Any]) -> Any:
+    if choices := setting.metadata["choices"]:
+        return click.Choice(choices)
+    if parse := setting.metadata["parse"]:
+        return _Parsed(parse, setting.name)
+    return type(setting.default)
+
+
+def _help(setting: Field[Any]) -> str:
+    text: str = setting.metadata["help"]
+    if "[default" in text or setting.metadata["multiple"]:
+        return text
+    default = setting.default
+    return f"{text}  [default: {','.join(default) if isinstance(default, tuple) else default}]"
+
+
+def _option(setting: Field[Any]) -> click.Option:
+    meta = setting.metadata
+    return click.Option(
+        [flag_name(setting), *meta["also"], setting.name],
+        type=_flag_type(setting),
+        multiple=meta["multiple"],
+        default=None,
+        help=_help(setting),
+        metavar=meta["metavar"],
+    )
+
+
+def _launch_options() -> list[click.Parameter]:
+    return [_option(setting) for group in GROUPS.values() for setting in fields(group)]
+
+
+def _merge_assignments(values: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in values.items() if value is not None and value != ()}
+    if pairs := given.get("router_config"):
+        given["router_config"] = tuple(pair for flag in pairs for pair in flag)
+    return given
+
+
+def _launch(**values: Any) -> None:
+    from trserve.launcher import launch
+
+    try:
+        code = launch(config_from_flags(_merge_assignments(values)))
+    except StartupError as error:
+        click.echo(f"trserve: {error}", err=True)
+        code = error.exit_code
+    sys.exit(code)
+
+
+def _launch_command(name: str, *, hidden: bool = False) -> click.Command:
+    return click.Command(
+        name,
+        params=_launch_options(),
+        callback=_launch,
+        help="Start a server and run it in the foreground.\n\nPrints one line on standard output "
+        "once every model can serve. Ctrl-C drains it, a second Ctrl-C forces it.",
+        short_help="Start a server.",
+        hidden=hidden,
+    )
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="trserve")
+def main() -> None:
+    """Several language models write each answer together, behind one OpenAI-compatible endpoint."""
+
+
+main.add_command(_launch_command("launch"))
+main.add_command(_launch_command("serve", hidden=True))

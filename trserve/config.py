@@ -1,0 +1,252 @@
+"""The configuration tree of a server: one frozen dataclass per group, one field per flag.
+
+Flags are generated from these fields (``trserve/cli.py``), so that a setting is spelled once.
+Knows no model, no machine and no click; values are checked here only as far as they can be
+without looking at either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Final
+
+from trserve.errors import ConfigError
+
+DEVICES: Final = ("auto", "cpu", "cuda", "emulated")
+DTYPES: Final = ("auto", "float32", "bfloat16")
+
+
+def option(
+    default: Any,
+    help_text: str,
+    *,
+    also: tuple[str, ...] = (),
+    parse: Callable[[str], Any] | None = None,
+    choices: tuple[str, ...] = (),
+    multiple: bool = False,
+    metavar: str | None = None,
+) -> Any:
+    """A field that is a flag.
+
+    Args:
+        also: further spellings (those of vLLM and SGLang, say).
+        parse: turns the flag's text into the value; raises ValueError with the reason.
+        choices: the values that are allowed.
+        multiple: the flag may be repeated; ``parse`` is given each text.
+        metavar: what the help shows for the value.
+    """
+    metadata = {
+        "help": help_text,
+        "also": also,
+        "parse": parse,
+        "choices": choices,
+        "multiple": multiple,
+        "metavar": metavar,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """``A,B`` to a tuple of names."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"{text!r} has an empty name")
+    return names
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """``1,1`` to a tuple of positive integers."""
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of whole numbers") from None
+    if min(counts) < 1:
+        raise ValueError(f"{text!r} must be 1 or more everywhere")
+    return counts
+
+
+def parse_bytes(text: str) -> int:
+    """``2g``, ``512m`` or plain bytes to bytes."""
+    units = {"k": 2**10, "m": 2**20, "g": 2**30}
+    digits = text.lower().removesuffix("b").removesuffix("i")
+    unit = units.get(digits[-1:], 1)
+    try:
+        value = int(float(digits[:-1] if unit > 1 else digits) * unit)
+    except ValueError:
+        raise ValueError(f"{text!r} is no size; write 2g, 512m or a number of bytes") from None
+    if value <= 0:
+        raise ValueError(f"{text!r} must be more than nothing")
+    return value
+
+
+def parse_assignments(text: str) -> tuple[tuple[str, str], ...]:
+    """``k=v,...`` to pairs of texts."""
+    pairs: list[tuple[str, str]] = []
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise ValueError(f"{part!r} is not of the form key=value")
+        pairs.append((key.strip(), value.strip()))
+    return tuple(pairs)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which models, in which precision."""
+
+    models: tuple[str, ...] = option(
+        ("tiny", "small"),
+        "Models, the entry model first: aliases (0.6b 1.7b 4b 8b 14b 32b tiny small), hub ids in "
+        "the local cache, or paths.  [default: the embedded pair, tiny,small]",
+        also=("--model", "--model-path"),
+        parse=parse_names,
+        metavar="A,B",
+    )
+    dtype: str = option(
+        "auto",
+        "Precision of weights and KV cache; auto is float32 below 50 M parameters, else bfloat16.",
+        choices=DTYPES,
+    )
+    max_model_len: int = option(
+        0,
+        "Longest row (prompt and output) in tokens.  [default: the models' own]",
+        also=("--context-length",),
+    )
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """Who writes the next token."""
+
+    router: str = option(
+        "auto", "Router: r-stitch, none, or module:Class.  [default: r-stitch for two models]"
+    )
+    router_config: tuple[tuple[str, str], ...] = option(
+        (),
+        "Router parameters, k=v,...; may be repeated.",
+        parse=parse_assignments,
+        multiple=True,
+        metavar="K=V,...",
+    )
+
+
+@dataclass(frozen=True)
+class PlacementConfig:
+    """Where the models run."""
+
+    device: str = option("auto", "Device of all models.", choices=DEVICES)
+    threads: tuple[int, ...] = option(
+        (),
+        "CPU threads, one number a model.  [default: the cores shared out, at least 1]",
+        parse=parse_counts,
+        metavar="1,1",
+    )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How much a worker takes on at once."""
+
+    max_num_seqs: int = option(
+        64, "Requests in one step of a model.", also=("--max-running-requests",)
+    )
+    max_num_batched_tokens: int = option(
+        2048, "Tokens in one step of a model.", also=("--chunked-prefill-size",)
+    )
+    max_requests: int = option(256, "Requests in the server at once; more wait in the gateway.")
+    memory: int = option(
+        0,
+        "KV cache of all models together, e.g. 2g.  [default: a quarter of the free memory, "
+        "4g at most]",
+        parse=parse_bytes,
+        metavar="BYTES",
+    )
+    block_size: int = option(16, "Tokens in one KV block.", also=("--page-size",))
+
+
+@dataclass(frozen=True)
+class EndpointConfig:
+    """What clients see."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.")
+    served_model_name: tuple[str, ...] = option(
+        ("trserve",), "Name(s) of the endpoint's model.", parse=parse_names, metavar="A,B"
+    )
+
+
+@dataclass(frozen=True)
+class FaultConfig:
+    """What happens at the end."""
+
+    drain_timeout: float = option(
+        30.0, "Seconds that open streams get after SIGTERM.", also=("--shutdown-timeout",)
+    )
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Everything that ``trserve launch`` can be told."""
+
+    model: ModelConfig = ModelConfig()
+    router: RouterConfig = RouterConfig()
+    placement: PlacementConfig = PlacementConfig()
+    engine: EngineConfig = EngineConfig()
+    endpoint: EndpointConfig = EndpointConfig()
+    faults: FaultConfig = FaultConfig()
+
+
+GROUPS: Final[dict[str, type[Any]]] = {
+    "model": ModelConfig,
+    "router": RouterConfig,
+    "placement": PlacementConfig,
+    "engine": EngineConfig,
+    "endpoint": EndpointConfig,
+    "faults": FaultConfig,
+}
+
+
+def flag_name(setting: Field[Any]) -> str:
+    """``max_num_seqs`` as ``--max-num-seqs``."""
+    return "--" + setting.name.replace("_", "-")
+
+
+def config_from_flags(values: Mapping[str, Any]) -> LaunchConfig:
+    """The tree, from values by field name. Raises ConfigError naming the flag that is wrong."""
+    groups = {
+        name: group(**{f.name: values[f.name] for f in fields(group) if f.name in values})
+        for name, group in GROUPS.items()
+    }
+    config = LaunchConfig(**groups)
+    _check(config)
+    return config
+
+
+def _check(config: LaunchConfig) -> None:
+    engine, models = config.engine, config.model.models
+    positive = {
+        "--max-num-seqs": engine.max_num_seqs,
+        "--max-num-batched-tokens": engine.max_num_batched_tokens,
+        "--max-requests": engine.max_requests,
+        "--block-size": engine.block_size,
+    }
+    for flag, value in positive.items():
+        if value < 1:
+            raise ConfigError(f"{flag} {value}: must be 1 or more")
+    if engine.max_num_batched_tokens < engine.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {engine.max_num_batched_tokens}: must be at least "
+            f"--max-num-seqs ({engine.max_num_seqs}), one token for each request of a step"
+        )
+    if config.model.max_model_len < 0:
+        raise ConfigError(f"--max-model-len {config.model.max_model_len}: must be positive")
+    if not 0 <= config.endpoint.port <= 65535:
+        raise ConfigError(f"--port {config.endpoint.port}: must be 0 to 65535")
+    if config.faults.drain_timeout < 0:
+        raise ConfigError(f"--drain-timeout {config.faults.drain_timeout:g}: must not be negative")
+    threads = config.placement.threads
+    if threads and len(threads) != len(models):
+        raise ConfigError(
+            f"--threads names {len(threads)} numbers for {len(models)} models: give one a model"
+        )

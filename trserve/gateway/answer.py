@@ -1,0 +1,107 @@
+"""One answer as it grows: committed tokens in, text out, until it ends.
+
+Knows no slab, no HTTP and no JSON. Stop strings are found here, in token order: the first match
+fixes the answer, and whatever was committed beyond it is overshoot that nobody sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trserve.errors import RequestError
+from trserve.gateway.detokenizer import Detokenizer
+from trserve.gateway.stop_strings import StopMatcher
+from trserve.ipc.baton import Finish
+
+_FAILURES = {
+    Finish.ROUTER_ERROR: ("the router failed for this request", "router_error", 500),
+    Finish.NUMERIC_ERROR: ("a model's logits were not finite", "numeric_error", 500),
+    Finish.WORKER_LOST: ("the process of a model ended", "worker_lost", 503),
+}
+
+
+def failure(finish: Finish) -> RequestError | None:
+    """The error that ``finish`` means for the client, or None."""
+    if finish not in _FAILURES:
+        return None
+    message, code, status = _FAILURES[finish]
+    return RequestError(message, status=status, code=code)
+
+
+class Delta(NamedTuple):
+    """What an answer gained: its text, its token ids, and the model that wrote each."""
+
+    text: str
+    token_ids: list[int]
+    sources: list[int]
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class Answer:
+    """Text, counts and the end of one choice.
+
+    Attributes:
+        num_tokens: completion tokens so far; after the end, those that count.
+        counts: completion tokens by model.
+        finish_reason: ``stop``, ``length`` or ``abort``; None while it grows.
+    """
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: StopMatcher,
+        stop_token_ids: Sequence[int],
+        num_models: int,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self.num_tokens = 0
+        self.counts = [0] * num_models
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def push(self, tokens: Sequence[int], sources: Sequence[int], finish: Finish) -> Delta:
+        """Take in newly committed tokens; ``finish`` is not NONE if they are the last."""
+        texts: list[str] = []
+        taken = 0
+        for token in tokens:
+            taken += 1
+            if finish is Finish.STOP and taken == len(tokens):
+                break  # the token that ends the request counts, and has no text
+            if self._emit(self._detokenizer.push(token), texts):
+                break
+        if finish is not Finish.NONE and self.finish_reason is None:
+            self._end(finish, tokens, texts)
+        self.num_tokens += taken
+        for source in sources[:taken]:
+            self.counts[source] += 1
+        return Delta(
+            "".join(texts),
+            list(tokens[:taken]),
+            list(sources[:taken]),
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+    def _emit(self, text: str, texts: list[str]) -> bool:
+        """Show ``text`` as far as stop strings allow; True if one of them matched."""
+        shown, matched = self._stops.push(text)
+        texts.append(shown)
+        if matched is None:
+            return False
+        self.finish_reason, self.stop_reason = "stop", matched
+        return True
+
+    def _end(self, finish: Finish, tokens: Sequence[int], texts: list[str]) -> None:
+        if self._emit(self._detokenizer.flush(), texts):
+            return
+        texts.append(self._stops.flush())
+        if finish is Finish.STOP:
+            self.finish_reason = "stop"
+            last = tokens[-1] if tokens else None
+            self.stop_reason = last if last in self._stop_token_ids else None
+        else:
+            self.finish_reason = "length" if finish is Finish.LENGTH else "abort"

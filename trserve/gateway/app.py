@@ -1,0 +1,194 @@
+"""The HTTP routes, as a plain ASGI application. Knows no tokens, no slab and no processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from enum import Enum
+from typing import Any, Final
+from urllib.parse import unquote
+
+import orjson
+
+from trserve import __version__
+from trserve.errors import RequestError
+from trserve.gateway.connection import Connection
+from trserve.gateway.dispatcher import Dispatcher
+from trserve.gateway.exchange import Exchange
+from trserve.gateway.health import Health
+from trserve.gateway.requests import GenerationRequest, parse_chat, parse_completion
+from trserve.gateway.responses import error_body, model_body, models_body
+from trserve.gateway.service import Service
+from trserve.gateway.sinks import Extras, StreamSink, WholeSink
+
+log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+MAX_BODY_BYTES: Final = 32 * 2**20
+_JSON: Final = (b"content-type", b"application/json")
+_STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Phase(Enum):
+    """Whether requests are taken."""
+
+    LOADING = "the models are still loading"
+    SERVING = "serving"
+    DRAINING = "the server is shutting down"
+    LOST = "a model's process ended and the server is shutting down"
+
+
+class App:
+    """The ASGI callable.
+
+    Attributes:
+        phase: set by the process's control loop.
+    """
+
+    def __init__(self, service: Service, dispatcher: Dispatcher, health: Health) -> None:
+        self._service = service
+        self._dispatcher = dispatcher
+        self._health = health
+        self._created = int(time.time())
+        self.phase = Phase.LOADING
+        self._routes: dict[str, dict[str, Callable[..., Awaitable[None]]]] = {
+            "/v1/chat/completions": {"POST": self._chat},
+            "/v1/completions": {"POST": self._completion},
+            "/v1/models": {"GET": self._models},
+            "/health": {"GET": self._ready},
+            "/readyz": {"GET": self._ready},
+            "/livez": {"GET": self._live},
+            "/version": {"GET": self._version},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; every failure has an OpenAI error envelope."""
+        try:
+            await self._handler(scope)(scope, receive, send)
+        except RequestError as error:
+            await _send_error(send, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # a bug of ours must not end as a connection without an answer
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            await _send_error(
+                send, RequestError("internal error; see the server's log", status=500)
+            )
+
+    def _handler(self, scope: Scope) -> Callable[..., Awaitable[None]]:
+        path: str = scope["path"]
+        methods = self._routes.get(path)
+        if methods is None and path.startswith("/v1/models/"):
+            methods = {"GET": self._model}
+        if methods is None:
+            raise RequestError(f"no route {path}", status=404, code="not_found")
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if method not in methods:
+            allowed = ", ".join(methods)
+            raise RequestError(f"{path} takes {allowed}, not {scope['method']}", status=405)
+        return methods[method]
+
+    # -- cold routes -------------------------------------------------------------------------
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = models_body(
+            self._service.served_names, self._created, self._service.max_prompt_and_output
+        )
+        await _send_json(send, 200, body)
+
+    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = unquote(scope["path"].removeprefix("/v1/models/"))
+        self._service.check_model(name)
+        body = model_body(name, self._created, self._service.max_prompt_and_output)
+        await _send_json(send, 200, body)
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serving = self.phase is Phase.SERVING
+        body = {"status": "ok" if serving else "unavailable", "detail": self.phase.value}
+        status = 200 if serving else 503
+        await _send_json(send, status, orjson.dumps(body | self._health.report()))
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_json(send, 200, b'{"status":"ok"}')
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_json(send, 200, orjson.dumps({"version": __version__}))
+
+    # -- generation --------------------------------------------------------------------------
+
+    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._generate(parse_chat(await self._body(receive)), scope, send)
+
+    async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._generate(parse_completion(await self._body(receive)), scope, send)
+
+    async def _body(self, receive: Receive) -> bytes:
+        if self.phase is not Phase.SERVING:
+            raise RequestError(self.phase.value, status=503, code="unavailable", retry_after=1)
+        return await _read_body(receive)
+
+    async def _generate(self, request: GenerationRequest, scope: Scope, send: Send) -> None:
+        connection: Connection = scope["state"]["connection"]
+        model = request.model_as_sent or self._service.served_names[0]
+        extras = Extras(request, self._service.model_names)
+        with Exchange(self._dispatcher, connection) as exchange:
+            if request.stream:
+                chunked = scope["http_version"] == "1.1"
+                await self._stream(
+                    exchange, StreamSink(request, extras, model, connection, chunked), send
+                )
+            else:
+                await self._whole(exchange, WholeSink(request, extras, model), send)
+
+    async def _whole(self, exchange: Exchange, sink: WholeSink, send: Send) -> None:
+        await exchange.submit(self._service.prepare(sink.request, sink))
+        await sink.ended
+        await _send_json(send, 200, sink.body())
+
+    async def _stream(self, exchange: Exchange, sink: StreamSink, send: Send) -> None:
+        await exchange.submit(self._service.prepare(sink.request, sink))
+        await sink.begun
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        sink.open()
+        await sink.ended
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _read_body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestError("the client left before its request was complete", status=400)
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY_BYTES:
+            raise RequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _send_json(send: Send, status: int, body: bytes) -> None:
+    headers = [_JSON, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_error(send: Send, error: RequestError) -> None:
+    body = error_body(error)
+    headers = [_JSON, (b"content-length", str(len(body)).encode())]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", str(error.retry_after).encode()))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,191 @@
+"""Admission, the doorbell and the end of requests: what stands between HTTP and the slab.
+
+One callback serves all streams: a ring of the gateway's bell means that some baton words changed,
+and one comparison of all of them with those last seen says which. No task is woken for a token.
+Knows no HTTP and no JSON. Back-pressure exists once, here: requests beyond the slots wait in one
+bounded queue, and beyond that are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from trserve.errors import RequestError
+from trserve.gateway.generation import Generation
+from trserve.gateway.slots import Slot, SlotTable
+from trserve.ipc.doorbell import silence
+from trserve.ipc.fence import load_fence
+from trserve.ipc.slab import Slab
+
+MAX_WAITING: Final = 1024
+_RETRY_AFTER_S: Final = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that is checked and ready for a slot.
+
+    Attributes:
+        prompt_ids: the prompt.
+        params: the encoded parameter blob.
+        limit: the longest that its row may get.
+        entry: the worker that writes first.
+        start: makes its generation once the slot is known.
+    """
+
+    prompt_ids: Sequence[int]
+    params: bytes
+    limit: int
+    entry: int
+    start: Callable[[Slot], Generation]
+
+
+class Dispatcher:
+    """Every request that is in the server, waiting or live."""
+
+    def __init__(self, slab: Slab, slots: SlotTable, bell: int) -> None:
+        self._slab = slab
+        self._slots = slots
+        self._bell = bell
+        self._seen = slab.baton_vector.copy()
+        self._live: dict[int, Generation] = {}
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._granted = 0
+        self.on_idle: Callable[[], None] | None = None
+
+    @property
+    def num_live(self) -> int:
+        """Requests that hold a slot and are not answered yet."""
+        return len(self._live)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_closing(self) -> int:
+        """Answered requests whose slot some worker still holds."""
+        return self._slots.num_closing
+
+    # -- admission ---------------------------------------------------------------------------
+
+    async def submit(self, job: Job) -> Generation:
+        """Give ``job`` a slot, first come first served, and publish it.
+
+        Raises:
+            RequestError: 429, too many wait already.
+            asyncio.CancelledError: the caller gave up waiting.
+        """
+        await self._turn()
+        slot = self._slots.publish(job.prompt_ids, job.params, limit=job.limit, entry=job.entry)
+        generation = job.start(slot)
+        self._seen[slot.index] = self._slab.baton[slot.index]
+        self._live[slot.index] = generation
+        # The worker may have been faster than the line above.
+        generation.advance(self._slab.baton[slot.index])
+        self._settle(generation)
+        return generation
+
+    async def _turn(self) -> None:
+        """Return when a slot is free for the caller, who takes it before anything is awaited."""
+        if not self._waiting and self._slots.num_free > self._granted:
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            raise RequestError(
+                f"{len(self._waiting)} requests are waiting already; try again later",
+                status=429,
+                code="queue_full",
+                retry_after=_RETRY_AFTER_S,
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            elif turn.done() and not turn.cancelled():
+                self._granted -= 1
+                self._admit_waiting()
+            raise
+        self._granted -= 1
+
+    def _admit_waiting(self) -> None:
+        """Grant the slots that are free and not granted yet to those who wait longest."""
+        while self._waiting and self._slots.num_free > self._granted:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._granted += 1
+
+    # -- the doorbell ------------------------------------------------------------------------
+
+    def on_bell(self) -> None:
+        """Some baton words changed: serve the streams they belong to."""
+        silence(self._bell)  # before the words are read: what is stored from here on rings again
+        words = self._slab.baton_vector.copy()
+        load_fence()
+        changed = np.flatnonzero(words != self._seen)
+        self._seen = words
+        for index in changed.tolist():
+            generation = self._live.get(index)
+            if generation is not None:
+                generation.advance(int(words[index]))
+                self._settle(generation)
+        self._collect()
+
+    def resume(self, generation: Generation) -> None:
+        """The client reads again: give it what its row gained meanwhile."""
+        if self._live.get(generation.slot.index) is generation:
+            word = self._slab.baton[generation.slot.index]
+            load_fence()
+            generation.advance(word)
+            self._settle(generation)
+            self._collect()
+
+    def _settle(self, generation: Generation) -> None:
+        """Give up the slot of a generation that has ended."""
+        if not generation.ended:
+            return
+        slot = generation.slot
+        if self._live.pop(slot.index, None) is None:
+            return
+        # After a stop string, or a client that left, whoever has the baton does not know yet.
+        self._slots.cancel(slot)
+        self._slots.release(slot)
+
+    def _collect(self) -> None:
+        if self._slots.num_closing and self._slots.collect():
+            self._admit_waiting()
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Call ``on_idle``, if there is one, when no request is open."""
+        if self.on_idle is not None and not (self._live or self._waiting):
+            self.on_idle()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def cancel(self, generation: Generation) -> None:
+        """The client is gone."""
+        generation.abandon()
+        self._settle(generation)
+        self._collect()
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every request with ``error``."""
+        for turn in tuple(self._waiting):
+            if not turn.done():
+                turn.set_exception(error)
+        self._waiting.clear()
+        for generation in tuple(self._live.values()):
+            generation.fail(error)
+            self._settle(generation)
+        self._collect()

@@ -1,0 +1,59 @@
+"""One request on one connection: it ends with whichever of the two ends first.
+
+Knows no routes and no response formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from trserve.gateway.connection import Connection
+from trserve.gateway.dispatcher import Dispatcher, Job
+from trserve.gateway.generation import Generation
+
+
+class Exchange:
+    """A context in which the task is cancelled at the moment its client is gone.
+
+    Leaving it, however that happens, gives up the request's slot. A cancellation that came from
+    the client's end stops here; any other goes on.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, connection: Connection) -> None:
+        self._dispatcher = dispatcher
+        self._connection = connection
+        self._generation: Generation | None = None
+        self._client_gone = False
+        self._task = asyncio.current_task()
+
+    def __enter__(self) -> Exchange:
+        self._connection.on_lost = self._on_lost
+        self._connection.on_drained = self._on_drained
+        if self._connection.lost:
+            self._on_lost()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._connection.on_lost = self._connection.on_drained = None
+        if self._generation is not None and not self._generation.ended:
+            self._dispatcher.cancel(self._generation)
+        return self._client_gone and isinstance(error, asyncio.CancelledError)
+
+    async def submit(self, job: Job) -> None:
+        """Get the request into the server. RequestError if too many wait already."""
+        self._generation = await self._dispatcher.submit(job)
+
+    def _on_lost(self) -> None:
+        self._client_gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _on_drained(self) -> None:
+        if self._generation is not None:
+            self._dispatcher.resume(self._generation)

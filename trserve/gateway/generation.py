@@ -1,0 +1,129 @@
+"""A request in flight: what its slot gained, turned into what its client gets.
+
+Reads the slab, writes none of it. Knows no HTTP and no admission; where text goes is a sink's
+business. The row is the buffer: a client that reads slowly is simply caught up with later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from trserve.errors import RequestError
+from trserve.gateway.answer import Answer, Delta, failure
+from trserve.gateway.responses import usage_dict
+from trserve.gateway.slots import Slot
+from trserve.ipc.baton import Baton, unpack
+from trserve.ipc.extras import Extras, read_extras
+from trserve.ipc.fence import load_fence
+from trserve.ipc.slab import Slab
+
+
+class Sink(Protocol):
+    """Where an answer goes."""
+
+    usage: Callable[[], dict[str, Any]]
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client reads too slowly to be given more now."""
+
+    def take(self, delta: Delta) -> None:
+        """What the answer gained; the last has a finish reason."""
+
+    def fail(self, error: RequestError) -> None:
+        """The request ended with an error; nothing follows."""
+
+
+class Generation:
+    """One slot's answer on its way to a client.
+
+    Attributes:
+        ended: nothing more will be given to the sink.
+    """
+
+    def __init__(
+        self,
+        *,
+        slab: Slab,
+        slot: Slot,
+        prompt_tokens: int,
+        seed: int,
+        answer: Answer,
+        sink: Sink,
+        model_names: Sequence[str],
+    ) -> None:
+        self._slab = slab
+        self._position = prompt_tokens
+        self._prompt_tokens = prompt_tokens
+        self._seed = seed
+        self._answer = answer
+        self._sink = sink
+        self._names = model_names
+        sink.usage = self.usage
+        self._handoffs = 0
+        self._pending_ns = 0
+        self.slot = slot
+        self.ended = False
+
+    def advance(self, word: int) -> None:
+        """Give the sink what ``word``, the slot's baton, covers beyond what it has."""
+        if self.ended or self._sink.paused:
+            return
+        baton = unpack(word)
+        error = failure(baton.finish)
+        if error is not None:
+            self.fail(error)
+            return
+        row, start, end = self.slot.index, self._position, baton.length
+        tokens = self._slab.tokens[row, start:end].tolist()
+        sources = self._slab.source[row, start:end].tolist()
+        self._position = end
+        self._handoffs = baton.hop
+        delta = self._answer.push(tokens, sources, baton.finish)
+        if delta.finish_reason is not None:
+            self.ended = True
+            self._pending_ns = self._extras(baton).pending_ns
+        if tokens or self.ended:
+            self._sink.take(delta)
+
+    def fail(self, error: RequestError) -> None:
+        """End with ``error``."""
+        if not self.ended:
+            self.ended = True
+            self._sink.fail(error)
+
+    def abandon(self) -> None:
+        """The client is gone: nothing more is given to anyone."""
+        self.ended = True
+
+    def _extras(self, baton: Baton) -> Extras:
+        """The extras of the last hop that is stable while they are read.
+
+        A stop string can end an answer while the request still moves; two hops during the read
+        would have refilled the bank.
+        """
+        while True:
+            extras = read_extras(self._slab.extras(self.slot.index, baton.bank))
+            load_fence()
+            again = unpack(self._slab.baton[self.slot.index])
+            if again.hop - baton.hop <= 1:
+                return extras
+            baton = again
+
+    def usage(self) -> dict[str, Any]:
+        """The usage so far, as the response carries it."""
+        counts = self._answer.counts
+        total = self._answer.num_tokens
+        return usage_dict(
+            self._prompt_tokens,
+            total,
+            {
+                "tokens": dict(zip(self._names, counts, strict=True)),
+                "handoffs": self._handoffs,
+                "share": (total - counts[0]) / total if total else 0.0,
+                "pending_ms": self._pending_ns / 1e6,
+                "degraded": False,
+                "seed": self._seed,
+            },
+        )

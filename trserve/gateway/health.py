@@ -1,0 +1,34 @@
+"""What the server is doing right now, read from single-writer words. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trserve.gateway.dispatcher import Dispatcher
+from trserve.ipc.slab import Slab
+from trserve.plan import ServerPlan
+
+_WORDS = ("running", "pending", "free_blocks", "total_blocks", "steps")
+
+
+class Health:
+    """Counts of requests, and of each worker."""
+
+    def __init__(self, plan: ServerPlan, slab: Slab, dispatcher: Dispatcher) -> None:
+        self._names = [model.name for model in plan.models]
+        self._slab = slab
+        self._dispatcher = dispatcher
+
+    def report(self) -> dict[str, Any]:
+        """``requests`` by stage, and per model the requests, blocks and steps of its worker."""
+        return {
+            "requests": {
+                "live": self._dispatcher.num_live,
+                "waiting": self._dispatcher.num_waiting,
+                "closing": self._dispatcher.num_closing,
+            },
+            "models": [
+                {"name": name} | {word: words.get(word) for word in _WORDS}
+                for name, words in zip(self._names, self._slab.workers, strict=True)
+            ],
+        }

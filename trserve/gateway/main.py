@@ -1,0 +1,194 @@
+"""The gateway process from its first act to its end: load the tokenizer, serve, drain, leave.
+
+Puts the parts together; each of them knows less than this file. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trserve.errors import RequestError, StartupError
+from trserve.ipc.child import (
+    ChildArguments,
+    begin_child,
+    parse_child_arguments,
+    say_hello,
+)
+from trserve.ipc.control import GATEWAY_IDENTITY, ControlClient, Message
+from trserve.ipc.instance import remove_abandoned
+
+if TYPE_CHECKING:
+    from uvicorn.server import ServerState
+
+    from trserve.gateway.app import App
+    from trserve.gateway.dispatcher import Dispatcher
+    from trserve.gateway.service import Service
+
+log = logging.getLogger(__name__)
+_KEEP_ALIVE_S = 75
+
+
+class Gateway:
+    """The parts of the gateway, and its control loop."""
+
+    def __init__(
+        self,
+        arguments: ChildArguments,
+        control: ControlClient,
+        service: Service,
+        dispatcher: Dispatcher,
+        app: App,
+        server_state: ServerState,
+    ) -> None:
+        self._arguments = arguments
+        self._control = control
+        self._service = service
+        self._dispatcher = dispatcher
+        self._app = app
+        self._stopped = asyncio.Event()
+        self._server_state = server_state
+
+    async def run(self) -> None:
+        """Serve until the launcher says stop, or is gone."""
+        loop = asyncio.get_running_loop()
+        arguments = self._arguments
+        loop.add_reader(arguments.bells[-1], self._dispatcher.on_bell)
+        loop.add_reader(self._control.fd, self._on_control)
+        loop.add_reader(arguments.launcher_fd, _leave_abandoned, arguments.control)
+        listener = socket.socket(fileno=arguments.listen_fd)
+        listener.setblocking(False)
+        server = await loop.create_server(self._connection_factory(), sock=listener, backlog=4096)
+        self._control.send({"type": "ready"})
+        # What arrived before the reader was added raised no edge for it.
+        self._on_control()
+        await self._stopped.wait()
+        server.close()
+
+    def _connection_factory(self) -> Any:
+        from uvicorn.config import Config
+
+        from trserve.gateway.connection import Connection
+
+        config = Config(
+            self._app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+        config.load()
+        state = self._server_state
+        state.default_headers = [(b"server", b"trserve")]
+        return lambda: Connection(config=config, server_state=state, app_state={})
+
+    # -- control -----------------------------------------------------------------------------
+
+    def _on_control(self) -> None:
+        for message in self._control.receive_all():
+            self._on_message(message)
+
+    def _on_message(self, message: Message) -> None:
+        from trserve.gateway.app import Phase
+
+        kind = message["type"]
+        if kind == "serve":
+            self._service.set_router_parameters(message["router_parameters"])
+            self._app.phase = Phase.SERVING
+        elif kind == "drain":
+            self._app.phase = Phase.DRAINING
+            self._drain()
+        elif kind == "lost":
+            self._app.phase = Phase.LOST
+            self._dispatcher.fail_all(
+                RequestError(message["message"], status=503, code="worker_lost")
+            )
+            self._drain()
+        elif kind == "stop":
+            self._stopped.set()
+
+    def _drain(self) -> None:
+        """Tell the launcher as soon as no request is open."""
+        self._dispatcher.on_idle = self._on_idle
+        self._dispatcher.check_idle()
+
+    def _on_idle(self) -> None:
+        self._dispatcher.on_idle = None
+        # The last answer's bytes are written by its own task; let it run first.
+        asyncio.get_running_loop().call_soon(self._report_drained)
+
+    def _report_drained(self) -> None:
+        if self._server_state.tasks:
+            asyncio.get_running_loop().call_later(0.01, self._report_drained)
+        else:
+            self._control.send({"type": "drained"})
+            self._on_control()
+
+
+def _leave_abandoned(control_endpoint: str) -> None:
+    """The launcher was killed: remove its directory, since it no longer can, and end."""
+    remove_abandoned(control_endpoint)
+    os._exit(1)
+
+
+def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
+    import msgspec
+    from uvicorn.server import ServerState
+
+    from trserve.gateway.app import App
+    from trserve.gateway.dispatcher import Dispatcher
+    from trserve.gateway.health import Health
+    from trserve.gateway.service import Service
+    from trserve.gateway.slots import SlotTable
+    from trserve.ipc.publish import Outbox
+    from trserve.ipc.rings import RingProducer
+    from trserve.ipc.slab import Slab
+    from trserve.plan import ServerPlan
+
+    plan = msgspec.convert(say_hello(control), ServerPlan)
+    slab = Slab(arguments.slab_fd, plan.layout)
+    rings = {
+        worker: RingProducer(slab.ring_words(plan.layout.gateway, worker))
+        for worker in range(len(plan.models))
+    }
+    slots = SlotTable(slab, Outbox(slab, rings, arguments.bells))
+    dispatcher = Dispatcher(slab, slots, arguments.bells[-1])
+    service = Service(plan, slab)
+    app = App(service, dispatcher, Health(plan, slab, dispatcher))
+    return Gateway(arguments, control, service, dispatcher, app, ServerState())
+
+
+async def _serve(arguments: ChildArguments, control: ControlClient) -> None:
+    await _build(arguments, control).run()
+
+
+def main() -> int:
+    """Load, serve, leave; returns the exit code."""
+    arguments = parse_child_arguments()
+    # SIGTERM, not SIGKILL, when the launcher dies: somebody must remove its directory.
+    signal.signal(signal.SIGTERM, lambda *_: _leave_abandoned(arguments.control))
+    begin_child(arguments, parent_death=signal.SIGTERM)
+    control = ControlClient(arguments.control, GATEWAY_IDENTITY)
+    import uvloop
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(arguments, control))
+    except StartupError as error:
+        control.send({"type": "failed", "message": str(error), "exit_code": error.exit_code})
+        control.close(linger_ms=1000)
+        return error.exit_code
+    control.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

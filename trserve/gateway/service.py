@@ -1,0 +1,216 @@
+"""From a parsed request to a job: model names, tokens, limits and parameters, checked.
+
+Everything that can be wrong with a request once its JSON is understood is found here, before a
+slot is taken. Knows no HTTP and no event loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from trserve.errors import RequestError
+from trserve.gateway.answer import Answer
+from trserve.gateway.detokenizer import Detokenizer
+from trserve.gateway.dispatcher import Job
+from trserve.gateway.generation import Generation, Sink
+from trserve.gateway.requests import GenerationRequest
+from trserve.gateway.slots import Slot
+from trserve.gateway.stop_strings import StopMatcher
+from trserve.gateway.tokenizer import Tokenizer
+from trserve.ipc.slab import Slab
+from trserve.params import RequestParams, SamplingParams, encode_params
+from trserve.plan import ServerPlan
+from trserve.router_lib.parameters import Parameter, check_values
+
+_UINT64_MASK: Final = 2**64 - 1
+_THRESHOLD: Final = "threshold"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which model writes first, and whether no other may."""
+
+    entry: int
+    pinned: bool
+    admit: bool
+
+
+class Service:
+    """What the endpoint offers; made once, from the plan.
+
+    Attributes:
+        router_parameters: what the router takes; known once a worker has loaded it.
+        max_prompt_and_output: the longest row that every model can hold.
+    """
+
+    def __init__(self, plan: ServerPlan, slab: Slab) -> None:
+        self._plan = plan
+        self._slab = slab
+        self._tokenizer = Tokenizer.load(Path(plan.tokenizer_path))
+        self.model_names = [model.name for model in plan.models]
+        self.served_names = plan.served_names
+        self.router_parameters: tuple[Parameter, ...] = ()
+        self.max_prompt_and_output = min(model.max_model_len for model in plan.models)
+
+    def set_router_parameters(self, described: list[dict[str, Any]]) -> None:
+        """Take over what the entry worker's router says of its parameters."""
+        self.router_parameters = tuple(msgspec.convert(described, list[Parameter]))
+
+    def check_model(self, name: str | None) -> None:
+        """Raise RequestError (404) unless ``name`` is served here; no name means the first."""
+        if name is not None and name not in self.served_names:
+            raise RequestError(
+                f"the model {name!r} does not exist; served here: {', '.join(self.served_names)}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def prepare(self, request: GenerationRequest, sink: Sink) -> Job:
+        """The job of ``request``, whose answer goes to ``sink``. Raises RequestError."""
+        self.check_model(request.model)
+        placement = self._placement(request)
+        router = self._router_params(request.router_params)
+        prompt_ids = self._prompt_ids(request)
+        limit = self._limit(request, len(prompt_ids), placement)
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        params = RequestParams(
+            sampling=self._sampling(request, seed, limit - len(prompt_ids)),
+            router=router,
+            pinned=placement.pinned,
+            admit=placement.admit,
+        )
+        return Job(
+            prompt_ids=prompt_ids,
+            params=encode_params(params),
+            limit=limit,
+            entry=placement.entry,
+            start=self._starter(request, prompt_ids, seed, sink),
+        )
+
+    def _placement(self, request: GenerationRequest) -> Placement:
+        only = self._model_index(request.only, "trserve.only")
+        entry = self._model_index(request.entry_model, "trserve.entry_model")
+        if only is not None:
+            if entry not in (None, only):
+                raise RequestError(
+                    "trserve.entry_model and trserve.only name different models",
+                    param="trserve.entry_model",
+                )
+            return Placement(only, pinned=True, admit=False)
+        if entry is not None:
+            return Placement(entry, pinned=False, admit=False)
+        return Placement(0, pinned=False, admit=True)
+
+    def _model_index(self, name: str | None, param: str) -> int | None:
+        if name is None:
+            return None
+        if name not in self.model_names:
+            raise RequestError(
+                f"{param}: no model {name!r}; models: {', '.join(self.model_names)}", param=param
+            )
+        return self.model_names.index(name)
+
+    def _router_params(self, given: dict[str, float]) -> dict[str, float]:
+        parameters = [p for p in self.router_parameters if p.per_request]
+        values = dict(given)
+        names = [parameter.name for parameter in parameters]
+        # "threshold" is everybody's name for a router's first parameter.
+        if _THRESHOLD in values and _THRESHOLD not in names and names:
+            values.setdefault(names[0], values[_THRESHOLD])
+            del values[_THRESHOLD]
+        if problem := check_values(values, self._plan.router, parameters):
+            raise RequestError(problem, param="trserve.router")
+        return values
+
+    def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+        if request.prompt_ids is not None:
+            self._check_ids(request.prompt_ids)
+            return request.prompt_ids
+        if request.messages is not None:
+            text = self._tokenizer.render_chat(
+                request.messages,
+                add_generation_prompt=request.add_generation_prompt,
+                kwargs=request.chat_template_kwargs,
+            )
+        else:
+            text = request.prompt_text or ""
+        ids = self._tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
+        if not ids:
+            raise RequestError("the prompt is empty", param="prompt")
+        return ids
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        size = self._plan.tokenizer_size
+        wrong = next((token for token in ids if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"prompt: token id {wrong} is outside 0 to {size - 1}", param="prompt"
+            )
+
+    def _limit(self, request: GenerationRequest, prompt_tokens: int, placement: Placement) -> int:
+        """The longest that the row may get: what every model that it may visit can hold."""
+        context = self.max_prompt_and_output
+        if placement.pinned:
+            context = self._plan.models[placement.entry].max_model_len
+        if prompt_tokens >= context:
+            raise RequestError(
+                f"the prompt has {prompt_tokens} tokens; the context length is {context} tokens, "
+                "prompt and answer together: shorten the prompt",
+                param="messages" if request.kind == "chat" else "prompt",
+                code="context_length_exceeded",
+            )
+        if request.max_tokens is None:
+            return context
+        return min(context, prompt_tokens + request.max_tokens)
+
+    def _sampling(self, request: GenerationRequest, seed: int, max_tokens: int) -> SamplingParams:
+        self._check_stop_ids(request.stop_token_ids)
+        return SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            seed=seed & _UINT64_MASK,
+            max_tokens=max_tokens,
+            min_tokens=min(request.min_tokens, max_tokens),
+            ignore_eos=request.ignore_eos,
+            stop_token_ids=tuple(request.stop_token_ids),
+            eos_token_ids=tuple(self._plan.eos_token_ids),
+        )
+
+    def _check_stop_ids(self, ids: Sequence[int]) -> None:
+        size = self._plan.tokenizer_size
+        if any(not 0 <= token < size for token in ids):
+            raise RequestError(f"stop_token_ids: ids are 0 to {size - 1}", param="stop_token_ids")
+
+    def _starter(
+        self, request: GenerationRequest, prompt_ids: Sequence[int], seed: int, sink: Sink
+    ) -> Callable[[Slot], Generation]:
+        answer = Answer(
+            Detokenizer(
+                self._tokenizer, prompt_ids, skip_special_tokens=request.skip_special_tokens
+            ),
+            StopMatcher(request.stop, include_in_output=request.include_stop_str_in_output),
+            request.stop_token_ids,
+            len(self.model_names),
+        )
+
+        def start(slot: Slot) -> Generation:
+            return Generation(
+                slab=self._slab,
+                slot=slot,
+                prompt_tokens=len(prompt_ids),
+                seed=seed,
+                answer=answer,
+                sink=sink,
+                model_names=self.model_names,
+            )
+
+        return start

@@ -1,0 +1,125 @@
+"""The gateway's side of the slab: slots taken, filled, cancelled and freed.
+
+Knows no text, no HTTP and no event loop. A slot is free again once the request is DONE and every
+worker that ever heard of it has closed it; until then its words still mean something to somebody.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trserve.errors import RequestError
+from trserve.ipc.baton import Finish, SlotState, pack, unpack
+from trserve.ipc.extras import Extras, write_extras
+from trserve.ipc.layout import PARAMS_BYTES
+from trserve.ipc.publish import Outbox
+from trserve.ipc.rings import Descriptor, Kind
+from trserve.ipc.slab import Slab
+
+_FREE = pack(0, 0, SlotState.FREE, Finish.NONE, 0, 0)
+_FILLING = pack(0, 0, SlotState.FILLING, Finish.NONE, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One use of a slot."""
+
+    index: int
+    gen: int
+
+
+class SlotTable:
+    """Every slot of the slab, as its one allocator sees them."""
+
+    def __init__(self, slab: Slab, outbox: Outbox) -> None:
+        self._slab = slab
+        self._outbox = outbox
+        self._generations = itertools.count(1)
+        self._free = list(range(slab.layout.slots - 1, -1, -1))
+        self._closing: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Slots that a request can take now."""
+        return len(self._free)
+
+    @property
+    def num_closing(self) -> int:
+        """Slots whose request is answered, and that some worker still holds."""
+        return len(self._closing)
+
+    def publish(self, prompt_ids: Sequence[int], params: bytes, *, limit: int, entry: int) -> Slot:
+        """Fill a free slot and hand its baton to the worker ``entry``.
+
+        Args:
+            prompt_ids: the prompt; shorter than ``limit``.
+            params: the encoded parameters.
+            limit: the longest that the row may get, prompt included.
+
+        Raises:
+            RequestError: the parameters do not fit (400).
+            IndexError: no slot is free; ask ``num_free`` first.
+        """
+        if len(params) > PARAMS_BYTES:
+            raise RequestError(
+                f"the request's parameters take {len(params)} bytes; {PARAMS_BYTES} at most: "
+                "give fewer stop_token_ids",
+                param="stop_token_ids",
+            )
+        slab, slot, gen = self._slab, self._free.pop(), next(self._generations)
+        length = len(prompt_ids)
+        slab.baton[slot] = _FILLING
+        slab.gen[slot] = gen
+        slab.prompt_len[slot] = length
+        slab.limit[slot] = limit
+        slab.sent[slot] = 1 << entry
+        slab.tokens[slot, :length] = np.asarray(prompt_ids, dtype=np.int32)
+        slab.write_params(slot, params)
+        write_extras(slab.extras(slot, 0), Extras(time.monotonic_ns(), 0, empty=False))
+        self._outbox.store_baton(slot, pack(length, entry, SlotState.LIVE, Finish.NONE, 0, 0))
+        self._outbox.send(entry, Descriptor(Kind.RUN, slot, gen, 0))
+        self._outbox.flush()
+        return Slot(slot, gen)
+
+    def cancel(self, slot: Slot) -> None:
+        """Have the request end; whoever holds blocks of it frees them within one step.
+
+        One that is DONE stays as it is.
+        """
+        slab = self._slab
+        if unpack(slab.baton[slot.index]).state is SlotState.DONE:
+            return
+        slab.cancel[slot.index] = slot.gen
+        sent = slab.sent[slot.index]
+        for worker in range(slab.layout.workers):
+            if sent >> worker & 1:
+                self._outbox.send(worker, Descriptor(Kind.CANCEL, slot.index, slot.gen, 0))
+        self._outbox.flush()
+
+    def release(self, slot: Slot) -> None:
+        """The request is answered: take the slot back as soon as all workers have closed it."""
+        self._closing[slot.index] = slot.gen
+
+    def collect(self) -> bool:
+        """Take back what can be; True if there was anything."""
+        done = [index for index, gen in self._closing.items() if self._is_closed(index, gen)]
+        for index in done:
+            del self._closing[index]
+            self._slab.baton[index] = _FREE
+            self._slab.cancel[index] = 0
+            self._slab.sent[index] = 0
+            self._free.append(index)
+        return bool(done)
+
+    def _is_closed(self, index: int, gen: int) -> bool:
+        slab = self._slab
+        if unpack(slab.baton[index]).state is not SlotState.DONE:
+            return False
+        sent = slab.sent[index]
+        workers = range(slab.layout.workers)
+        return all(slab.closed[w][index] == gen for w in workers if sent >> w & 1)

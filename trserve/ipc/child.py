@@ -1,0 +1,100 @@
+"""What a child is told on its command line, and the first things it does. Knows no torch.
+
+Descriptors are inherited; their numbers stand on the command line, everything else comes over the
+control socket after the child has said hello.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trserve.ipc.control import ControlClient
+from trserve.ipc.process import die_with_parent
+
+PLAN_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class ChildArguments:
+    """What every child is told.
+
+    Attributes:
+        parent: the launcher's pid.
+        launcher_fd: its pidfd, readable once it has ended.
+        control: the ZeroMQ endpoint.
+        slab_fd: the slab's memory file.
+        bells: the doorbells of all workers, then the gateway's.
+        index: this worker, or -1 in the gateway.
+        listen_fd: the listening socket, or -1 in a worker.
+    """
+
+    parent: int
+    launcher_fd: int
+    control: str
+    slab_fd: int
+    bells: tuple[int, ...]
+    index: int = -1
+    listen_fd: int = -1
+
+    def to_argv(self) -> list[str]:
+        """The command line that :func:`parse_child_arguments` understands."""
+        return [
+            f"--parent={self.parent}",
+            f"--launcher-fd={self.launcher_fd}",
+            f"--control={self.control}",
+            f"--slab-fd={self.slab_fd}",
+            f"--bells={','.join(map(str, self.bells))}",
+            f"--index={self.index}",
+            f"--listen-fd={self.listen_fd}",
+        ]
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The descriptors that must be passed on."""
+        listen = () if self.listen_fd < 0 else (self.listen_fd,)
+        return (self.launcher_fd, self.slab_fd, *self.bells, *listen)
+
+
+def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
+    """The arguments of this process."""
+    parser = ArgumentParser(description="A process of trserve; started by `trserve launch`.")
+    for name in ("parent", "launcher-fd", "slab-fd", "index", "listen-fd"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--control", required=True)
+    parser.add_argument("--bells", required=True)
+    found = parser.parse_args(argv)
+    return ChildArguments(
+        parent=found.parent,
+        launcher_fd=found.launcher_fd,
+        control=found.control,
+        slab_fd=found.slab_fd,
+        bells=tuple(int(fd) for fd in found.bells.split(",")),
+        index=found.index,
+        listen_fd=found.listen_fd,
+    )
+
+
+def begin_child(arguments: ChildArguments, parent_death: int = signal.SIGKILL) -> None:
+    """A child's first act: end with the launcher, leave Ctrl-C to it, log to standard error."""
+    die_with_parent(arguments.parent, parent_death)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name = "gateway" if arguments.index < 0 else f"worker-{arguments.index}"
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format=f"trserve {name}: %(message)s"
+    )
+
+
+def say_hello(control: ControlClient) -> dict[str, Any]:
+    """Announce this process and wait for the plan. TimeoutError after 30 seconds."""
+    control.send({"type": "hello"})
+    message = control.receive(PLAN_TIMEOUT_S)
+    if message["type"] != "plan":
+        raise RuntimeError(f"the launcher answered {message['type']!r} to hello, not a plan")
+    plan: dict[str, Any] = message["plan"]
+    return plan

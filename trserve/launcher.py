@@ -1,0 +1,290 @@
+"""The supervisor: starts the processes of a server, watches them, drains and ends them.
+
+Knows no tokens, no HTTP and no model; imports no torch. It owns what must outlive a child: the
+listening socket, the slab's memory file, the doorbells and the instance directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Final
+
+import msgspec
+
+from trserve import banner
+from trserve.children import KILL_AFTER_S, Child, Children
+from trserve.config import LaunchConfig
+from trserve.errors import (
+    EXIT_OK,
+    EXIT_UNAVAILABLE,
+    EXIT_WORKER_LOST,
+    ConfigError,
+    PortInUseError,
+)
+from trserve.ipc.child import ChildArguments
+from trserve.ipc.control import (
+    GATEWAY_IDENTITY,
+    ControlServer,
+    Message,
+    worker_identity,
+)
+from trserve.ipc.doorbell import create_doorbell
+from trserve.ipc.instance import InstanceDirectory, sweep_dead_instances
+from trserve.ipc.process import become_subreaper
+from trserve.ipc.slab import Slab, create_slab_file
+from trserve.lifecycle import ServerEvent, ServerState, advance
+from trserve.plan import ServerPlan, make_plan
+
+BACKLOG: Final = 4096
+_TICK_S: Final = 1.0
+
+
+def launch(config: LaunchConfig) -> int:
+    """Run a server until it ends; returns the exit code. Raises StartupError before it starts."""
+    plan = make_plan(config)
+    listener = _listen(config.endpoint.host, config.endpoint.port)
+    try:
+        sweep_dead_instances()
+        become_subreaper()
+        with Launcher(plan, listener, config.faults.drain_timeout) as launcher:
+            return launcher.run()
+    finally:
+        listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The listening socket, bound before anything loads; port 0 is resolved here."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        message = f"cannot listen on {host}:{port}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(f"{message}; give another --port, or 0 for a free one") from error
+        raise ConfigError(f"--host, --port: {message}") from error
+    return listener
+
+
+class Launcher:
+    """One server instance, from its first child to its last."""
+
+    def __init__(self, plan: ServerPlan, listener: socket.socket, drain_timeout_s: float) -> None:
+        self._plan = plan
+        self._listener = listener
+        self._drain_timeout_s = drain_timeout_s
+        self._state = ServerState.STARTING
+        self._children = Children()
+        self._exit_code = EXIT_OK
+        self._root_cause: str | None = None
+        self._deadline: float | None = None
+        self._signals: list[int] = []
+        self._slab_fd = create_slab_file(plan.layout)
+        self._slab = Slab(self._slab_fd, plan.layout, create=True)
+        self._bells = tuple(create_doorbell() for _ in range(len(plan.models) + 1))
+        self._directory = InstanceDirectory()
+        self._control = ControlServer(self._directory.control_endpoint)
+        self._own_pidfd = os.pidfd_open(os.getpid())
+        self._selector = selectors.DefaultSelector()
+        self._router_parameters: object = []
+
+    def __enter__(self) -> Launcher:
+        self._wakeup_read, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)  # the wakeup pipe carries the number
+        self._selector.register(self._wakeup_read, selectors.EVENT_READ)
+        self._selector.register(self._control.fd, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Leave nothing behind, however ``run`` ended."""
+        self._children.kill_all()
+        self._control.close()
+        self._directory.remove()
+        signal.set_wakeup_fd(-1)
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Start the children and supervise them to the end; returns the exit code."""
+        banner.show_plan(self._plan, self._slab.layout.size)
+        self._start_children()
+        while self._state is not ServerState.STOPPED:
+            self._turn()
+        if self._root_cause:
+            print(f"trserve: {self._root_cause}", file=sys.stderr)
+        return self._exit_code
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._wait_s()):
+            if key.fd == self._wakeup_read:
+                self._on_signals(os.read(self._wakeup_read, 64))
+            elif key.fd != self._control.fd:
+                self._on_child_end(key.fd)
+        # After every wake, and after every send: the control descriptor is edge-triggered.
+        for identity, message in self._control.receive_all():
+            self._on_message(identity, message)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._on_deadline()
+        if self._state is ServerState.STOPPING and not len(self._children):
+            self._move(ServerEvent.CHILDREN_GONE)
+
+    def _wait_s(self) -> float:
+        if self._deadline is None:
+            return _TICK_S
+        return min(_TICK_S, max(0.0, self._deadline - time.monotonic()))
+
+    def _move(self, event: ServerEvent) -> None:
+        self._state = advance(self._state, event)
+
+    # -- children ----------------------------------------------------------------------------
+
+    def _start_children(self) -> None:
+        for index, model in enumerate(self._plan.models):
+            self._start(
+                worker_identity(index),
+                f"worker {index} ({model.name})",
+                "trserve.workers.main",
+                self._arguments(index=index),
+                model.threads,
+            )
+        listen_fd = self._listener.fileno()
+        arguments = self._arguments(listen_fd=listen_fd)
+        self._start(GATEWAY_IDENTITY, "gateway", "trserve.gateway.main", arguments, 1)
+
+    def _arguments(self, *, index: int = -1, listen_fd: int = -1) -> ChildArguments:
+        return ChildArguments(
+            parent=os.getpid(),
+            launcher_fd=self._own_pidfd,
+            control=self._directory.control_endpoint,
+            slab_fd=self._slab_fd,
+            bells=self._bells,
+            index=index,
+            listen_fd=listen_fd,
+        )
+
+    def _start(
+        self, identity: str, title: str, module: str, arguments: ChildArguments, threads: int
+    ) -> None:
+        child = Child.start(identity, title, module, arguments, threads)
+        self._children.add(child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ)
+
+    def _on_child_end(self, pidfd: int) -> None:
+        # Its last words may still be on the way; they are the root cause.
+        for identity, message in self._control.receive_all():
+            self._on_message(identity, message)
+        self._selector.unregister(pidfd)
+        child = self._children.reap(pidfd)
+        if child is not None and self._state is not ServerState.STOPPING:
+            self._on_loss(child)
+
+    def _on_loss(self, child: Child) -> None:
+        starting = self._state is ServerState.STARTING
+        if self._root_cause is None:
+            cause, code = child.failure or (
+                f"{child.title} {child.describe_end()}{' while loading' if starting else ''}",
+                EXIT_UNAVAILABLE if starting else EXIT_WORKER_LOST,
+            )
+            self._root_cause, self._exit_code = cause, code
+        self._move(ServerEvent.CHILD_LOST)
+        if starting:
+            self._stop_children()
+        elif child.identity == GATEWAY_IDENTITY:
+            self._finish_drain()
+        else:
+            self._deadline = time.monotonic() + KILL_AFTER_S
+            self._control.send(GATEWAY_IDENTITY, {"type": "lost", "message": str(self._root_cause)})
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def _on_message(self, identity: str, message: Message) -> None:
+        child = self._children.by_identity(identity)
+        if child is None:
+            return
+        kind = message["type"]
+        if kind == "hello":
+            plan = msgspec.to_builtins(self._plan)
+            self._control.send(identity, {"type": "plan", "plan": plan})
+        elif kind == "progress":
+            banner.show_progress(child.title, message["done"], message["total"])
+        elif kind == "failed":
+            child.failure = (f"{child.title}: {message['message']}", message["exit_code"])
+        elif kind == "ready":
+            self._on_ready(child, message)
+        elif kind == "drained" and self._state is ServerState.DRAINING:
+            self._finish_drain()
+
+    def _on_ready(self, child: Child, message: Message) -> None:
+        child.ready = True
+        if child.identity == worker_identity(0):
+            self._router_parameters = message["router_parameters"]
+        if self._state is ServerState.STARTING and all(child.ready for child in self._children):
+            self._control.send(
+                GATEWAY_IDENTITY,
+                {"type": "serve", "router_parameters": self._router_parameters},
+            )
+            self._move(ServerEvent.ALL_READY)
+            host, port = self._listener.getsockname()[:2]
+            banner.show_ready(self._plan, host, port)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _on_signals(self, numbers: bytes) -> None:
+        for number in numbers:
+            self._signals.append(number)
+            if len(self._signals) > 1:
+                self._force(128 + number)
+            elif self._state is ServerState.SERVING:
+                self._move(ServerEvent.STOP_ASKED)
+                self._deadline = time.monotonic() + self._drain_timeout_s
+                self._control.send(GATEWAY_IDENTITY, {"type": "drain"})
+                banner.show_note("draining; once more to force")
+            elif self._state is ServerState.STARTING:
+                self._move(ServerEvent.STOP_ASKED)
+                self._stop_children()
+
+    def _finish_drain(self) -> None:
+        self._move(ServerEvent.DRAINED)
+        self._stop_children()
+
+    def _stop_children(self) -> None:
+        """Ask every child to end; ``_on_deadline`` kills those that do not."""
+        self._deadline = time.monotonic() + KILL_AFTER_S
+        for child in self._children:
+            if child.ready:
+                self._control.send(child.identity, {"type": "stop"})
+            else:
+                child.process.kill()  # still loading: it holds nothing yet
+
+    def _on_deadline(self) -> None:
+        if self._state is ServerState.DRAINING and self._root_cause is None:
+            banner.show_note("the drain limit is over; open streams are cut")
+            self._force(128 + self._signals[0])
+        elif self._state is ServerState.DRAINING:
+            self._finish_drain()
+        else:
+            self._kill()
+
+    def _force(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+        if self._state is ServerState.DRAINING:
+            self._move(ServerEvent.DRAINED)
+        self._kill()
+
+    def _kill(self) -> None:
+        self._deadline = None
+        for child in self._children:
+            self._selector.unregister(child.pidfd)
+        self._children.kill_all()

@@ -1,0 +1,239 @@
+"""From a configuration to a plan: which checkpoints, how long a row, how much KV, which router.
+
+Everything that can be wrong with a configuration is found here, before a socket is bound, memory
+taken or a process started. The plan is what every child receives. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from trserve import demo
+from trserve.config import LaunchConfig
+from trserve.errors import ConfigError, ModelUnavailableError
+from trserve.gateway.tokenizer import Tokenizer
+from trserve.ipc.layout import Layout
+from trserve.ipc.slab import available_memory
+from trserve.models.aliases import ResolvedModel, resolve_model
+from trserve.router_lib.parameters import check_values
+from trserve.router_lib.registry import RouterEntry, describe
+
+_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
+_BFLOAT16_FROM: Final = 50_000_000
+_MEMORY_SHARE: Final = 4
+_MEMORY_MOST: Final = 4 * 2**30
+_DEFAULT_ROUTER: Final = "r-stitch"
+
+
+class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One model and its worker. ``num_blocks`` KV blocks; ``dtype`` a torch dtype's name."""
+
+    name: str
+    path: str
+    dtype: str
+    max_model_len: int
+    num_blocks: int
+    threads: int
+
+
+class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher tells every child.
+
+    ``router_config`` holds numbers by name; for a built-in router it is complete with defaults.
+    """
+
+    models: list[ModelPlan]
+    device: str
+    router: str
+    router_config: dict[str, float]
+    tokenizer_path: str
+    tokenizer_size: int
+    eos_token_ids: list[int]
+    served_names: list[str]
+    slots: int
+    row_tokens: int
+    block_size: int
+    max_rows: int
+    max_tokens: int
+
+    @property
+    def layout(self) -> Layout:
+        """The slab's layout."""
+        return Layout(slots=self.slots, row_tokens=self.row_tokens, workers=len(self.models))
+
+
+def make_plan(config: LaunchConfig) -> ServerPlan:
+    """Resolve ``config`` against this machine.
+
+    Raises:
+        ConfigError: a flag is wrong; the message names it.
+        ModelUnavailableError: a model or device is not here.
+    """
+    device = _device(config.placement.device)
+    models = [resolve_model(name) for name in config.model.models]
+    router, router_config = _router(config, models)
+    tokenizer = _common_tokenizer(models)
+    lengths = [_model_length(model, config.model.max_model_len) for model in models]
+    dtypes = [_dtype(model, config.model.dtype) for model in models]
+    blocks = _kv_blocks(config, models, dtypes, lengths)
+    threads = config.placement.threads or _shared_threads(len(models))
+    eos = {token for model in models for token in model.spec.eos_token_ids}
+    return ServerPlan(
+        models=[
+            ModelPlan(
+                name=name,
+                path=str(models[index].path),
+                dtype=dtypes[index],
+                max_model_len=lengths[index],
+                num_blocks=blocks[index],
+                threads=threads[index],
+            )
+            for index, name in enumerate(_unique_names(models))
+        ],
+        device=device,
+        router=router,
+        router_config=router_config,
+        tokenizer_path=str(models[0].path),
+        tokenizer_size=tokenizer.size,
+        eos_token_ids=sorted(eos | set(tokenizer.eos_token_ids)),
+        served_names=list(config.endpoint.served_model_name),
+        slots=config.engine.max_requests,
+        row_tokens=max(lengths),
+        block_size=config.engine.block_size,
+        max_rows=config.engine.max_num_seqs,
+        max_tokens=config.engine.max_num_batched_tokens,
+    )
+
+
+def _device(device: str) -> str:
+    if device in ("auto", "cpu"):
+        return "cpu"
+    raise ModelUnavailableError(
+        f"--device {device}: this version runs models on the CPU only\nuse --device cpu"
+    )
+
+
+def _unique_names(models: Sequence[ResolvedModel]) -> list[str]:
+    names: list[str] = []
+    for model in models:
+        count = sum(1 for other in models[: len(names)] if other.name == model.name)
+        names.append(model.name if count == 0 else f"{model.name}-{count + 1}")
+    return names
+
+
+def _common_tokenizer(models: Sequence[ResolvedModel]) -> Tokenizer:
+    """The tokenizer that all models share; ids cross from model to model unmapped."""
+    first, *others = models
+    tokenizer = Tokenizer.load(first.path)
+    for other in others:
+        if _same_file(first.path, other.path):
+            continue
+        if Tokenizer.load(other.path).fingerprint() != tokenizer.fingerprint():
+            raise ConfigError(
+                f"--models: {first.name} and {other.name} have different tokenizers; token ids "
+                "pass from model to model unchanged, so all models must share one"
+            )
+    for model in models:
+        if model.spec.vocab_size < tokenizer.size:
+            raise ConfigError(
+                f"--models: {model.name} has {model.spec.vocab_size} vocabulary rows, fewer than "
+                f"the {tokenizer.size} ids of the tokenizer"
+            )
+    return tokenizer
+
+
+def _same_file(first: Path, second: Path) -> bool:
+    ours, theirs = first / "tokenizer.json", second / "tokenizer.json"
+    return theirs.exists() and ours.read_bytes() == theirs.read_bytes()
+
+
+def _model_length(model: ResolvedModel, wanted: int) -> int:
+    most = model.spec.max_position_embeddings
+    if wanted > most:
+        raise ConfigError(f"--max-model-len {wanted}: model {model.name} has {most} positions")
+    return wanted or most
+
+
+def _dtype(model: ResolvedModel, wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if model.spec.num_parameters >= _BFLOAT16_FROM else "float32"
+
+
+def _kv_blocks(
+    config: LaunchConfig,
+    models: Sequence[ResolvedModel],
+    dtypes: Sequence[str],
+    lengths: Sequence[int],
+) -> list[int]:
+    """Blocks for each model: the largest token capacity that all can have within the budget.
+
+    The capacity is ``budget / sum of bytes per token``, the same for all models, because a
+    request that visits them holds KV of its whole row in each; no more than all slots can use.
+    """
+    budget = config.engine.memory or min(_MEMORY_MOST, available_memory() // _MEMORY_SHARE)
+    per_token = sum(
+        model.spec.kv_bytes_per_token(_DTYPE_BYTES[dtype])
+        for model, dtype in zip(models, dtypes, strict=True)
+    )
+    size = config.engine.block_size
+    capacity = budget // per_token if per_token else max(lengths) * config.engine.max_requests
+    if capacity < size:
+        raise ConfigError(
+            f"--memory {budget}: the KV cache needs {per_token} bytes a token over all models, "
+            f"so one block of {size} tokens does not fit"
+        )
+    used = [
+        min(capacity, -(-length // size) * size * config.engine.max_requests) for length in lengths
+    ]
+    return [tokens // size for tokens in used]
+
+
+def _shared_threads(models: int) -> tuple[int, ...]:
+    return (max(1, len(os.sched_getaffinity(0)) // models),) * models
+
+
+def _router(config: LaunchConfig, models: Sequence[ResolvedModel]) -> tuple[str, dict[str, float]]:
+    name = config.router.router
+    if name == "auto":
+        name = _DEFAULT_ROUTER if len(models) == 2 else "none"
+    values = _numbers(config.router.router_config)
+    entry = describe(name)
+    if entry is None:
+        return name, values
+    _check_model_count(name, entry, len(models))
+    if problem := check_values(values, name, entry.parameters):
+        raise ConfigError(f"--router-config: {problem}")
+    return name, {**_defaults(name, entry, models), **values}
+
+
+def _check_model_count(name: str, entry: RouterEntry, count: int) -> None:
+    most = entry.max_models
+    if count < entry.min_models or (most is not None and count > most):
+        wanted = (
+            str(entry.min_models) if entry.min_models == most else f"at least {entry.min_models}"
+        )
+        raise ConfigError(f"--router {name} needs {wanted} models; --models names {count}")
+
+
+def _defaults(name: str, entry: RouterEntry, models: Sequence[ResolvedModel]) -> dict[str, float]:
+    stored = [demo.model_path("tiny"), demo.model_path("small")]
+    embedded = [model.path for model in models] == stored
+    if name == _DEFAULT_ROUTER and embedded:
+        return {"tau": demo.default_tau()}
+    return {p.name: p.default for p in entry.parameters if p.default is not None}
+
+
+def _numbers(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for key, text in pairs:
+        try:
+            values[key] = float(text)
+        except ValueError:
+            raise ConfigError(f"--router-config {key}={text}: not a number") from None
+    return values

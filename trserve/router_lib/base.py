@@ -1,0 +1,174 @@
+"""The interface of a router: three short functions about one request. Knows no processes.
+
+``route`` is asked after every step of this worker's model and decides, per request, whether the
+next token is worth another model; ``send`` says what leaves with a request, ``receive`` takes in
+what arrives. A router instance lives in one worker; it never sees the other workers' instances.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trserve.router_lib.parameters import Parameter
+
+if TYPE_CHECKING:
+    import torch
+
+    Destinations: TypeAlias = torch.Tensor | NDArray[np.integer] | Sequence[int]
+
+
+class RequestView(Protocol):
+    """A request as routers see it; valid during the call only, and read-only.
+
+    ``token_ids`` is int32: what is committed, plus the token just sampled (in ``route`` and
+    ``send``). ``peer_locs[k]`` is the length of the row when the k-th peer last had it, 0 if never.
+    """
+
+    @property
+    def rid(self) -> int:
+        """The request's id; never reused within a server."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Prompt, then output."""
+
+    @property
+    def committed_len(self) -> int:
+        """Tokens that are final, prompt included."""
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def peer_locs(self) -> Sequence[int]:
+        """Length of the row when each peer last had it; index 0 is this worker and unused."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the request is over."""
+
+    @property
+    def extras(self) -> bytes:
+        """The router's own bytes that came with the request (at most 64)."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step computed for the B requests that are due for a decision.
+
+    Attributes:
+        logits: float32 [B, V], raw (before temperature and penalties); columns past the
+            tokenizer are -inf.
+        hidden: [B, H], the last hidden state of each request's last position, after the final norm.
+        token_ids: int64 [B], the tokens sampled from ``logits``.
+        params: float32 [B] by parameter name: each request's router parameters.
+        requests: the B requests.
+        is_prefill: bool [B], whether the step computed prompt tokens of the request.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+    token_ids: torch.Tensor
+    params: Mapping[str, torch.Tensor]
+    requests: Sequence[RequestView]
+    is_prefill: torch.Tensor
+
+    def row(self, index: int) -> StepResult:
+        """The result of one request alone, B = 1."""
+        only = slice(index, index + 1)
+        return StepResult(
+            logits=self.logits[only],
+            hidden=self.hidden[only],
+            token_ids=self.token_ids[only],
+            params={name: values[only] for name, values in self.params.items()},
+            requests=self.requests[only],
+            is_prefill=self.is_prefill[only],
+        )
+
+
+@dataclass(slots=True)
+class PeerReq:
+    """A request on its way to another worker.
+
+    Attributes:
+        rid: the request.
+        token_ids: int32, the suffix that the receiver has not seen, up to ``loc``.
+        loc: the committed length when the request was sent.
+        keep_token: whether the token just sampled counts. Committed by the sender if so.
+        finished, finish_reason: set when the request is over.
+        n_gen: how many tokens the receiver is asked for before it returns; 0: it decides.
+        extras: the algorithm's own bytes, at most 64.
+    """
+
+    rid: int
+    token_ids: NDArray[np.int32]
+    loc: int
+    keep_token: bool
+    finished: bool = False
+    finish_reason: str | None = None
+    n_gen: int = 0
+    extras: bytes = b""
+
+
+@dataclass(frozen=True)
+class RouterContext:
+    """Where a router instance lives.
+
+    ``model`` is the index of this worker's model among ``models`` (entry first);
+    ``tokenizer_size`` the number of ids that the tokenizer has; ``config`` the numbers of
+    ``--router-config``, complete with defaults.
+    """
+
+    model: int
+    models: tuple[str, ...]
+    tokenizer_size: int
+    config: Mapping[str, float]
+
+
+class BaseRouter(ABC):
+    """Base of all routers. Subclasses implement ``route``; the rest has sensible defaults."""
+
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+
+    def __init__(self, context: RouterContext) -> None:
+        self.context = context
+        self.model = context.model
+        self.peers = tuple(m for m in range(len(context.models)) if m != context.model)
+
+    def peer(self, model: int) -> int:
+        """The k for which ``route`` sends a request to ``model``. ValueError for this worker's."""
+        return self.peers.index(model) + 1
+
+    @abstractmethod
+    def route(self, result: StepResult) -> Destinations:
+        """Where each request of the step goes: 0 stays, k goes to the k-th peer.
+
+        The peers of a model are the other models in the order of ``--models``.
+        """
+
+    def send(self, req: RequestView, token: int) -> PeerReq:
+        """What leaves with a routed request; ``token`` is the one just sampled.
+
+        By default the token counts at every model but the first: a small model's uncertain token
+        is replaced, a large model's token is what it was asked for.
+        """
+        return PeerReq(
+            rid=req.rid,
+            token_ids=req.token_ids[: req.committed_len],
+            loc=req.committed_len,
+            keep_token=self.model != 0,
+        )
+
+    def receive(self, peer_req: PeerReq) -> None:  # noqa: B027  (a hook, not a duty)
+        """Take in an arriving request. The row holds its tokens already; nothing to append."""
+
+    def admit(self, req: RequestView) -> int:
+        """Which model writes first, asked in the entry worker before any prefill."""
+        return self.model

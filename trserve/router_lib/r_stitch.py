@@ -1,0 +1,32 @@
+"""R-Stitch (arXiv 2507.17307, Algorithm 1): entropy decides, in both directions.
+
+The small model (0) writes; where its normalised entropy exceeds tau its token is discarded and
+the large model (1) writes that position. The large model's token always counts; it goes on until
+its own entropy is at most tau, and control returns for the next position.
+
+The paper says that the large model's side mirrors the small one's. Its ``send`` must not: were
+the confident token dropped there too, the small model would decode the same position again, be
+uncertain again, and the request would bounce for ever. ``BaseRouter.send`` keeps it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trserve.router_lib.base import BaseRouter, StepResult
+from trserve.router_lib.registry import R_STITCH_PARAMETERS
+from trserve.router_lib.signals import normalized_entropy
+
+
+class RStitch(BaseRouter):
+    """Two models; parameter ``tau``, which a request may set for itself."""
+
+    parameters = R_STITCH_PARAMETERS
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        """Uncertain: to (or on at) the large model; confident: to (or on at) the small one."""
+        entropy = normalized_entropy(result.logits, self.context.tokenizer_size)
+        tau = result.params["tau"]
+        # With two models the other one is always peer 1, so the mask is the destination.
+        leaves = entropy > tau if self.model == 0 else entropy <= tau
+        return leaves.long()

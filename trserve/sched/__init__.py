@@ -1,0 +1,1 @@
+"""Scheduling decisions: pure Python in, decisions out. No torch, no I/O."""

@@ -1,0 +1,102 @@
+"""The loop of a worker: take in, decode, send out. Knows no HTTP, no tokenizer and no peers' pace.
+
+Each iteration is three stages, and no stage waits for another worker: (1) drain the rings and look
+at the slots they hint at, (2) one step over the runnable requests, (3) publish what it committed
+and handed off. With nothing runnable the worker sleeps on its doorbell, the control socket and
+the launcher's life; the sleep ends after a second at the latest, and one that ends so and finds
+work is counted, because it means that a doorbell was missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from trserve.ipc.baton import Finish
+from trserve.ipc.doorbell import silence
+from trserve.ipc.rings import RingConsumer
+from trserve.workers.step_cycle import StepCycle
+from trserve.workers.table import RequestTable
+
+log = logging.getLogger(__name__)
+BELT_S: Final = 1.0
+
+
+class WorkerLoop:
+    """Runs one worker until it is told to stop or the launcher is gone.
+
+    Args:
+        bell: this worker's doorbell.
+        rings: the consuming ends of every ring towards this worker.
+        control_fd: edge-triggered descriptor of the control socket.
+        on_control: takes in all control messages; returns False to end the loop.
+        launcher_fd: pidfd of the launcher; readable once it has ended.
+        publish: makes the iteration's results visible.
+    """
+
+    def __init__(
+        self,
+        *,
+        bell: int,
+        rings: Sequence[RingConsumer],
+        control_fd: int,
+        on_control: Callable[[], bool],
+        launcher_fd: int,
+        table: RequestTable,
+        cycle: StepCycle,
+        publish: Callable[[], None],
+    ) -> None:
+        self._bell = bell
+        self._rings = rings
+        self._control_fd = control_fd
+        self._on_control = on_control
+        self._launcher_fd = launcher_fd
+        self._table = table
+        self._cycle = cycle
+        self._publish = publish
+        self.belt_finds = 0
+        self._poller = select.epoll()
+        for fd in (bell, control_fd, launcher_fd):
+            self._poller.register(fd, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        self._table.rescan()
+        self._publish()
+        # What arrived before the first poll raised no edge for it.
+        if not self._on_control():
+            return
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        busy = bool(self._table.runnable)
+        ready = {fd for fd, _ in self._poller.poll(0 if busy else BELT_S)}
+        if self._launcher_fd in ready:
+            log.error("the launcher ended; so does this worker")
+            return False
+        if self._control_fd in ready and not self._on_control():
+            return False
+        if self._bell in ready or not (busy or ready):
+            self._take_in(by_belt=self._bell not in ready)
+        for request in self._table.cancelled() if busy else ():
+            self._table.finish(request, Finish.ABORT)
+        self._cycle.run(time.monotonic_ns())
+        self._publish()
+        return True
+
+    def _take_in(self, *, by_belt: bool) -> None:
+        # Silenced before the rings are drained: what is published from here on rings again.
+        silence(self._bell)
+        for ring in self._rings:
+            if ring.overflowed():
+                ring.drain()
+                self._table.rescan()
+            for descriptor in ring.drain():
+                if by_belt:
+                    self.belt_finds += 1
+                    log.warning("the belt found %s: a doorbell was missed", descriptor)
+                self._table.sync(descriptor.slot, descriptor.gen)

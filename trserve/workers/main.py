@@ -1,0 +1,171 @@
+"""A worker process from its first act to its end: load one model, serve it, leave.
+
+Puts the parts together; each of them knows less than this file. torch is imported only after the
+process is tied to the launcher, because it takes more than a second.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trserve.errors import StartupError
+from trserve.ipc.child import (
+    ChildArguments,
+    begin_child,
+    parse_child_arguments,
+    say_hello,
+)
+from trserve.ipc.control import ControlClient, worker_identity
+from trserve.ipc.publish import Outbox
+from trserve.ipc.rings import RingConsumer, RingProducer
+from trserve.ipc.slab import Slab
+from trserve.plan import ServerPlan
+
+if TYPE_CHECKING:
+    from trserve.router_lib.base import BaseRouter
+    from trserve.workers.loop import WorkerLoop
+    from trserve.workers.runner import TorchRunner
+
+log = logging.getLogger(__name__)
+_PROGRESS_EVERY_S = 0.5
+
+
+def _create_runner(plan: ServerPlan, index: int, control: ControlClient) -> TorchRunner:
+    import torch
+
+    from trserve.models.loading import load_decoder
+    from trserve.models.spec import read_spec
+    from trserve.workers.kv_cache import KVCache
+    from trserve.workers.runner import TorchRunner
+
+    model = plan.models[index]
+    torch.set_num_threads(model.threads)
+    spec = read_spec(Path(model.path))
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    decoder = load_decoder(Path(model.path), spec, dtype=dtype, progress=_progress(control))
+    kv = KVCache(spec, num_blocks=model.num_blocks, block_size=plan.block_size, dtype=dtype)
+    return TorchRunner(decoder, kv, tokenizer_size=plan.tokenizer_size)
+
+
+def _progress(control: ControlClient) -> Callable[[int, int], None]:
+    last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PROGRESS_EVERY_S:
+            last = time.monotonic()
+            control.send({"type": "progress", "done": done, "total": total})
+
+    return report
+
+
+def _create_loop(
+    arguments: ChildArguments, plan: ServerPlan, runner: TorchRunner, control: ControlClient
+) -> WorkerLoop:
+    from trserve.workers.blocks import BlockPool
+    from trserve.workers.loop import WorkerLoop
+    from trserve.workers.routing import Routing
+    from trserve.workers.sampler import Sampler
+    from trserve.workers.step import StepInputs
+    from trserve.workers.step_cycle import StepCycle, StepLimits
+    from trserve.workers.table import RequestTable
+
+    index, model = arguments.index, plan.models[arguments.index]
+    slab = Slab(arguments.slab_fd, plan.layout)
+    producers = {
+        peer: RingProducer(slab.ring_words(index, peer))
+        for peer in range(len(plan.models))
+        if peer != index
+    }
+    others = (p for p in range(len(plan.models) + 1) if p != index)
+    consumers = [RingConsumer(slab.ring_words(other, index)) for other in others]
+    outbox = Outbox(slab, producers, arguments.bells, worker=index)
+    table = RequestTable(slab, outbox, BlockPool(model.num_blocks, plan.block_size), index)
+    inputs = StepInputs(
+        max_tokens=plan.max_tokens,
+        max_rows=plan.max_rows,
+        max_blocks_per_row=table.blocks_per_row,
+        block_size=plan.block_size,
+    )
+    routing = Routing(_create_router(plan, index))
+    cycle = StepCycle(
+        index=index,
+        slab=slab,
+        table=table,
+        routing=routing,
+        runner=runner,
+        sampler=Sampler(index),
+        inputs=inputs,
+        limits=StepLimits(plan.max_rows, plan.max_tokens),
+    )
+    slab.workers[index].set("total_blocks", model.num_blocks)
+    control.send({"type": "ready", "router_parameters": routing.describe()})
+    return WorkerLoop(
+        bell=arguments.bells[index],
+        rings=consumers,
+        control_fd=control.fd,
+        on_control=lambda: _keeps_running(control),
+        launcher_fd=arguments.launcher_fd,
+        table=table,
+        cycle=cycle,
+        publish=outbox.flush,
+    )
+
+
+def _create_router(plan: ServerPlan, index: int) -> BaseRouter:
+    from trserve.router_lib.base import RouterContext
+    from trserve.workers.routing import create_router
+
+    context = RouterContext(
+        model=index,
+        models=tuple(model.name for model in plan.models),
+        tokenizer_size=plan.tokenizer_size,
+        config=plan.router_config,
+    )
+    return create_router(plan.router, context)
+
+
+def _keeps_running(control: ControlClient) -> bool:
+    return all(message["type"] != "stop" for message in control.receive_all())
+
+
+def _prepare(arguments: ChildArguments, control: ControlClient) -> WorkerLoop:
+    plan = msgspec.convert(say_hello(control), ServerPlan)
+    runner = _create_runner(plan, arguments.index, control)
+    loop = _create_loop(arguments, plan, runner, control)
+    # Whatever is alive now stays: the collector need never walk the model again.
+    gc.collect()
+    gc.freeze()
+    return loop
+
+
+def main() -> int:
+    """Load, serve, leave; returns the exit code."""
+    arguments = parse_child_arguments()
+    begin_child(arguments)
+    control = ControlClient(arguments.control, worker_identity(arguments.index))
+    try:
+        loop = _prepare(arguments, control)
+    except StartupError as error:
+        control.send({"type": "failed", "message": str(error), "exit_code": error.exit_code})
+        # The launcher reads the message before it reaps this process; give the socket its time.
+        control.close(linger_ms=1000)
+        return error.exit_code
+    import torch
+
+    with torch.inference_mode():
+        loop.run()
+    control.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

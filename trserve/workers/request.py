@@ -1,0 +1,141 @@
+"""A request as one worker knows it. Knows no router, no scheduler and no device.
+
+What is shared lies in the slab; this object holds what only this worker needs: how much of the
+row it has computed, in which KV blocks, and the parameters, decoded once at first contact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trserve.ipc.baton import Baton
+from trserve.params import RequestParams
+from trserve.workers.states import Event, State, advance
+
+
+class Request:
+    """One slot's request in one worker; also the ``RequestView`` that routers see.
+
+    Attributes:
+        slot, gen: where it lives in the slab, and which use of the slot it is.
+        length: committed length of the row as of the last baton that named this worker.
+        num_computed: tokens of the row whose KV is valid here.
+        hop: the last hop that was handled here; -1 before the first.
+        committed_here: tokens committed here since the baton arrived.
+        arrived_empty: whether the hop that brought the baton had committed nothing.
+        pinned: whether the request never leaves this worker, whatever the router says.
+        end_ids: tokens that ``min_tokens`` keeps away; stop_ids: those that end the request.
+        visible: tokens of the row that a router may see (committed, plus one just sampled).
+    """
+
+    __slots__ = (
+        "_row",
+        "arrived_empty",
+        "bank",
+        "block_table",
+        "committed_here",
+        "end_ids",
+        "extras",
+        "gen",
+        "hop",
+        "last_store_ns",
+        "length",
+        "limit",
+        "num_blocks",
+        "num_computed",
+        "params",
+        "peer_locs",
+        "pending_ns",
+        "pinned",
+        "prompt_len",
+        "runnable_since_ns",
+        "sampling",
+        "slot",
+        "state",
+        "stop_ids",
+        "visible",
+    )
+
+    def __init__(
+        self,
+        *,
+        slot: int,
+        gen: int,
+        params: RequestParams,
+        prompt_len: int,
+        limit: int,
+        row: NDArray[np.int32],
+        block_table: NDArray[np.int32],
+        peers: int,
+    ) -> None:
+        self.slot = slot
+        self.gen = gen
+        self.params = params
+        self.sampling = params.sampling
+        self.pinned = params.pinned or peers == 0
+        self.end_ids = self.sampling.eos_token_ids + self.sampling.stop_token_ids
+        self.stop_ids = frozenset(() if self.sampling.ignore_eos else self.end_ids)
+        self.prompt_len = prompt_len
+        self.limit = limit
+        self._row = row
+        self.block_table = block_table
+        self.num_blocks = 0
+        self.num_computed = 0
+        self.state = State.PENDING
+        self.length = prompt_len
+        self.visible = prompt_len
+        self.hop = -1
+        self.bank = 0
+        self.committed_here = 0
+        self.arrived_empty = False
+        self.pending_ns = 0
+        self.last_store_ns = 0
+        self.runnable_since_ns = 0
+        self.peer_locs = [0] * (peers + 1)
+        self.extras = b""
+
+    @property
+    def rid(self) -> int:
+        """The generation, which the gateway never uses twice."""
+        return self.gen
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """A read-only view of the row: committed, plus the token just sampled."""
+        return self._row[: self.visible]
+
+    @property
+    def committed_len(self) -> int:
+        """Tokens that are final, prompt included."""
+        return self.length
+
+    @property
+    def finished(self) -> bool:
+        """Whether the request is over."""
+        return self.state is State.FINISHED
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled; at least 1 while runnable."""
+        return self.length - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        """Committed output tokens."""
+        return self.length - self.prompt_len
+
+    def move(self, event: Event) -> None:
+        """Take ``event``. Raises ValueError for an illegal move."""
+        self.state = advance(self.state, event)
+
+    def take_baton(self, baton: Baton, now_ns: int) -> None:
+        """Note what a baton word that names this worker says."""
+        self.length = self.visible = baton.length
+        self.hop = baton.hop
+        self.bank = baton.bank
+        self.committed_here = 0
+        self.runnable_since_ns = now_ns
+        # A step never computes 0 tokens: with nothing new to take in, the last one is repeated.
+        self.num_computed = min(self.num_computed, baton.length - 1)
+        self.move(Event.CAME_BACK if self.num_computed else Event.CAME_BACK_EMPTY)

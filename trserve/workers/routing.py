@@ -1,0 +1,149 @@
+"""Asking the router, and surviving it. Knows no slab, no KV and no model.
+
+A router is somebody's code: it may raise, or return something that is no destination. The batch
+is then asked row by row, once, and only the rows that fail by themselves fail their requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from msgspec.structs import asdict
+
+from trserve.errors import ConfigError
+from trserve.ipc.layout import ROUTER_EXTRAS_BYTES
+from trserve.router_lib.base import BaseRouter, PeerReq, RouterContext, StepResult
+from trserve.router_lib.parameters import check_values
+from trserve.router_lib.registry import load_router_class
+from trserve.workers.request import Request
+
+log = logging.getLogger(__name__)
+_INFINITE = (math.inf, -math.inf)
+
+
+def create_router(name: str, context: RouterContext) -> BaseRouter:
+    """The router ``name`` for one worker, its configuration completed with defaults.
+
+    Raises ConfigError if it cannot be made.
+    """
+    router_class = load_router_class(name)
+    context = replace(context, config=_complete(name, router_class, context.config))
+    try:
+        return router_class(context)
+    except Exception as error:
+        raise ConfigError(f"--router {name} failed to start: {error!r}") from error
+
+
+def _complete(
+    name: str, router_class: type[BaseRouter], given: Mapping[str, float]
+) -> dict[str, float]:
+    parameters = router_class.parameters
+    if problem := check_values(given, name, parameters):
+        raise ConfigError(f"--router-config: {problem}")
+    values = {p.name: p.default for p in parameters if p.default is not None} | dict(given)
+    if missing := [p.name for p in parameters if p.name not in values]:
+        raise ConfigError(f"--router {name} needs --router-config {missing[0]}=...")
+    return values
+
+
+class Routing:
+    """A worker's router, with its per-request parameters and the guard around it."""
+
+    def __init__(self, router: BaseRouter) -> None:
+        self.router = router
+        self._names = [parameter.name for parameter in router.parameters]
+        self._calls_receive = type(router).receive is not BaseRouter.receive
+        self.asks_admit = type(router).admit is not BaseRouter.admit
+
+    def describe(self) -> list[dict[str, object]]:
+        """The router's parameters as the control plane carries them; JSON has no infinity."""
+        return [
+            {name: value for name, value in asdict(parameter).items() if value not in _INFINITE}
+            for parameter in self.router.parameters
+        ]
+
+    def parameter_tensors(self, requests: Sequence[Request]) -> dict[str, torch.Tensor]:
+        """float32 [B] by parameter name: the server's value, or the request's own."""
+        config = self.router.context.config
+        return {
+            name: torch.tensor([r.params.router.get(name, config[name]) for r in requests])
+            for name in self._names
+        }
+
+    def destinations(self, result: StepResult) -> list[int | None]:
+        """Where each row goes: 0 to P, or None where the router failed for that row alone."""
+        try:
+            return list(self._ask(result))
+        except Exception as error:
+            log.warning("router raised %r for a batch; asking row by row", error)
+            return [self._ask_alone(result.row(row)) for row in range(len(result.requests))]
+
+    def _ask(self, result: StepResult) -> list[int]:
+        answer = self.router.route(result)
+        if isinstance(answer, torch.Tensor | np.ndarray):
+            answer = answer.tolist()
+        found = list(answer)
+        if len(found) != len(result.requests):
+            raise ValueError(f"route returned {len(found)} rows for {len(result.requests)}")
+        for destination in found:
+            if not isinstance(destination, int) or not 0 <= destination <= len(self.router.peers):
+                raise ValueError(
+                    f"route returned {destination!r}; 0 to {len(self.router.peers)} are valid"
+                )
+        return found
+
+    def _ask_alone(self, result: StepResult) -> int | None:
+        try:
+            return self._ask(result)[0]
+        except Exception:
+            log.exception("router failed for request %d", result.requests[0].rid)
+            return None
+
+    def send(self, request: Request, token: int) -> PeerReq | None:
+        """What leaves with a request, or None where the router failed."""
+        try:
+            peer_req = self.router.send(request, token)
+            if len(peer_req.extras) > ROUTER_EXTRAS_BYTES:
+                raise ValueError(f"{len(peer_req.extras)} bytes of extras; 64 at most")
+        except Exception:
+            log.exception("router failed to send request %d", request.rid)
+            return None
+        return peer_req
+
+    def receive(self, request: Request) -> bool:
+        """Show an arriving request to the router; False where it failed."""
+        if not self._calls_receive:
+            return True
+        try:
+            self.router.receive(_arriving(request))
+        except Exception:
+            log.exception("router failed to receive request %d", request.rid)
+            return False
+        return True
+
+    def admit(self, request: Request) -> int | None:
+        """The model that writes first, or None where the router failed."""
+        try:
+            model = self.router.admit(request)
+        except Exception:
+            log.exception("router failed to admit request %d", request.rid)
+            return None
+        if model == self.router.model or model in self.router.peers:
+            return model
+        log.error("router admitted request %d to model %r, which is none", request.rid, model)
+        return None
+
+
+def _arriving(request: Request) -> PeerReq:
+    return PeerReq(
+        rid=request.rid,
+        token_ids=request.token_ids[request.num_computed :],
+        loc=request.committed_len,
+        keep_token=False,
+        extras=request.extras,
+    )

@@ -1,0 +1,223 @@
+"""One step of a worker: choose rows, forward, sample, route, commit or hand off.
+
+Routing is decided on raw step outputs before any finish check; whoever commits a token checks it
+for the end, and a discarded EOS ends nothing. Knows no rings, sockets or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trserve.ipc.baton import Finish
+from trserve.ipc.layout import WORKER_WORDS
+from trserve.ipc.slab import Slab
+from trserve.router_lib.base import StepResult
+from trserve.sched.batching import choose_step
+from trserve.workers.memory import Plan, fit_to_memory
+from trserve.workers.request import Request
+from trserve.workers.routing import Routing
+from trserve.workers.row_sampling import row_sampling
+from trserve.workers.runner import ForwardOutput, TorchRunner
+from trserve.workers.sampler import Sampler
+from trserve.workers.states import Event
+from trserve.workers.step import StepInputs
+from trserve.workers.table import RequestTable
+
+_STEPS = WORKER_WORDS.index("steps")
+_RUNNING = WORKER_WORDS.index("running")
+_PENDING = WORKER_WORDS.index("pending")
+_FREE = WORKER_WORDS.index("free_blocks")
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """How much one step may take."""
+
+    max_rows: int
+    max_tokens: int
+
+
+class StepCycle:
+    """Runs steps over a table's runnable requests.
+
+    Args:
+        index: this worker's model.
+        inputs: the step's preallocated input arrays, large enough for ``limits``.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        slab: Slab,
+        table: RequestTable,
+        routing: Routing,
+        runner: TorchRunner,
+        sampler: Sampler,
+        inputs: StepInputs,
+        limits: StepLimits,
+    ) -> None:
+        self._index = index
+        self._slab = slab
+        self._table = table
+        self._routing = routing
+        self._runner = runner
+        self._sampler = sampler
+        self._inputs = inputs
+        self._limits = limits
+        self._words = slab.workers[index].words
+        table.on_arrival = self.arrive
+
+    def arrive(self, request: Request) -> None:
+        """Take in a request whose baton just came: the router's ``receive`` and ``admit``."""
+        if not self._routing.receive(request):
+            self._table.finish(request, Finish.ROUTER_ERROR)
+        elif request.hop == 0 and request.params.admit and self._routing.asks_admit:
+            self._admit(request)
+
+    def _admit(self, request: Request) -> None:
+        model = self._routing.admit(request)
+        if model is None:
+            self._table.finish(request, Finish.ROUTER_ERROR)
+        elif model != self._index:
+            self._table.hand_off(request, model, empty=False)
+
+    def run(self, now_ns: int) -> None:
+        """One step, if anything is runnable. The caller publishes its results."""
+        if self._table.runnable:
+            self._step(now_ns)
+        self._note_load()
+
+    def _note_load(self) -> None:
+        table, words = self._table, self._words
+        words[_RUNNING] = len(table.runnable)
+        words[_PENDING] = len(table.resident) - len(table.runnable)
+        words[_FREE] = table.pool.num_free
+
+    def _step(self, now_ns: int) -> None:
+        wanted = choose_step(
+            self._table.runnable.values(),
+            max_rows=self._limits.max_rows,
+            max_tokens=self._limits.max_tokens,
+            now_ns=now_ns,
+        )
+        plan, too_large = fit_to_memory(wanted, self._table)
+        if too_large is not None:
+            self._table.finish(too_large, Finish.LENGTH)
+        if plan:
+            self._run_plan(plan)
+
+    def _run_plan(self, plan: Plan) -> None:
+        self._fill_inputs(plan)
+        output = self._runner.forward(self._inputs)
+        self._words[_STEPS] += 1
+        due: list[int] = []
+        prefill: list[bool] = []
+        for row, (request, tokens) in enumerate(plan):
+            if tokens == request.remaining:
+                due.append(row)
+                prefill.append(request.num_computed < request.prompt_len)
+            request.num_computed += tokens
+            request.move(Event.SCHEDULED)
+        if due:
+            requests = [plan[row][0] for row in due]
+            self._decide(requests, _rows(output, due, len(plan)), prefill)
+
+    def _fill_inputs(self, plan: Plan) -> None:
+        inputs, rows = self._inputs, self._slab.tokens
+        inputs.clear()
+        for request, tokens in plan:
+            start = request.num_computed
+            inputs.add_row(rows[request.slot, start : start + tokens], start, request.block_table)
+
+    def _decide(
+        self, requests: Sequence[Request], output: ForwardOutput, prefill: list[bool]
+    ) -> None:
+        sampled = self._sampler.sample(output.logits, row_sampling(requests))
+        self._show_sampled(requests, sampled)
+        destinations = self._destinations(requests, output, sampled, prefill)
+        tokens = sampled.tolist()
+        for request, token, destination in zip(requests, tokens, destinations, strict=True):
+            self._apply(request, token, destination)
+
+    def _show_sampled(self, requests: Sequence[Request], sampled: NDArray[np.int64]) -> None:
+        """Write the sampled tokens past the committed length, where only we and routers look."""
+        slots = [request.slot for request in requests]
+        self._slab.tokens[slots, [request.length for request in requests]] = sampled
+        for request in requests:
+            request.visible = request.length + 1
+
+    def _destinations(
+        self,
+        requests: Sequence[Request],
+        output: ForwardOutput,
+        sampled: NDArray[np.int64],
+        prefill: list[bool],
+    ) -> Sequence[int | None]:
+        if all(request.pinned for request in requests):
+            return [0] * len(requests)
+        result = StepResult(
+            logits=output.logits,
+            hidden=output.hidden,
+            token_ids=torch.from_numpy(sampled),
+            params=self._routing.parameter_tensors(requests),
+            requests=requests,
+            is_prefill=torch.tensor(prefill),
+        )
+        return self._routing.destinations(result)
+
+    def _apply(self, request: Request, token: int, destination: int | None) -> None:
+        if token < 0:
+            self._table.finish(request, Finish.NUMERIC_ERROR)
+        elif request.pinned or destination == 0:
+            self._commit_and_stay(request, token)
+        elif destination is None:
+            self._table.finish(request, Finish.ROUTER_ERROR)
+        else:
+            self._leave(request, token, destination)
+
+    def _commit_and_stay(self, request: Request, token: int) -> None:
+        self._table.commit(request)
+        reason = _end(request, token)
+        if reason is None:
+            self._table.stay(request)
+        else:
+            self._table.finish(request, reason)
+
+    def _leave(self, request: Request, token: int, destination: int) -> None:
+        peer_req = self._routing.send(request, token)
+        if peer_req is None:
+            self._table.finish(request, Finish.ROUTER_ERROR)
+            return
+        empty = request.committed_here == 0 and not peer_req.keep_token
+        if empty and request.arrived_empty:
+            # Two hops in a row that commit nothing could go on for ever.
+            self._commit_and_stay(request, token)
+            return
+        if peer_req.keep_token:
+            self._table.commit(request)
+            reason = _end(request, token)
+            if reason is not None:
+                self._table.finish(request, reason)
+                return
+        request.peer_locs[destination] = request.length
+        model = self._routing.router.peers[destination - 1]
+        self._table.hand_off(request, model, empty=empty, router_extras=peer_req.extras)
+
+
+def _rows(output: ForwardOutput, rows: list[int], total: int) -> ForwardOutput:
+    if len(rows) == total:
+        return output
+    return ForwardOutput(logits=output.logits[rows], hidden=output.hidden[rows])
+
+
+def _end(request: Request, token: int) -> Finish | None:
+    """Whether the token just committed ends the request."""
+    if token in request.stop_ids:
+        return Finish.STOP
+    return Finish.LENGTH if request.length >= request.limit else None

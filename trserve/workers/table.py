@@ -1,0 +1,204 @@
+"""The requests of one worker, kept in step with the slab. Knows no model, router or sampler.
+
+Everything here is level-triggered: ``sync`` looks at a slot and does what its words say, whatever
+brought the hint. A descriptor that is lost, doubled or late therefore changes nothing; ``hop``
+tells whether a baton was handled before, and a rescan finds what no ring brought.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from trserve.ipc.baton import Baton, Finish, SlotState, pack, unpack
+from trserve.ipc.extras import Extras, read_extras, write_extras
+from trserve.ipc.fence import load_fence
+from trserve.ipc.publish import Outbox
+from trserve.ipc.rings import Descriptor, Kind
+from trserve.ipc.slab import Slab
+from trserve.params import decode_params
+from trserve.workers.blocks import BlockPool
+from trserve.workers.request import Request
+from trserve.workers.states import Event, State
+
+
+def _nothing_more(request: Request) -> None:
+    """Arrivals need nothing beyond the table."""
+
+
+class RequestTable:
+    """Resident requests by slot, and those that may run, in the order they became runnable.
+
+    Args:
+        index: this worker.
+
+    Attributes:
+        on_arrival: called once per baton that arrives; may finish the request or hand it on.
+    """
+
+    def __init__(self, slab: Slab, outbox: Outbox, pool: BlockPool, index: int) -> None:
+        self._slab = slab
+        self._outbox = outbox
+        self._index = index
+        self.on_arrival: Callable[[Request], None] = _nothing_more
+        # Our own copy of what is closed here, ahead of the slab's by what is not yet published:
+        # a second hint at a request that just ended must not bring it back.
+        self._closed = list(slab.closed[index])
+        self._rows = slab.tokens.view()
+        self._rows.flags.writeable = False
+        self.blocks_per_row = -(-slab.layout.row_tokens // pool.block_size)
+        self._block_tables = np.zeros((slab.layout.slots, self.blocks_per_row), dtype=np.int32)
+        self.pool = pool
+        self.resident: dict[int, Request] = {}
+        self.runnable: dict[int, Request] = {}
+
+    # -- taking in ---------------------------------------------------------------------------
+
+    def sync(self, slot: int, gen: int) -> None:
+        """Do what the words of ``slot`` say, if ``gen`` is still its use and not closed here."""
+        slab = self._slab
+        if slab.gen[slot] != gen or self._closed[slot] == gen:
+            return
+        word = slab.baton[slot]
+        load_fence()
+        baton = unpack(word)
+        request = self.resident.get(slot)
+        if baton.state is SlotState.DONE:
+            self._close(slot, gen, request)
+        elif baton.state is SlotState.LIVE:
+            if baton.owner == self._index:
+                self._sync_own(slot, gen, request, baton)
+            elif request is not None and slab.cancel[slot] == gen:
+                self.drop_kv(request)
+
+    def _sync_own(self, slot: int, gen: int, request: Request | None, baton: Baton) -> None:
+        if request is None:
+            request = self._create(slot, gen)
+        if baton.hop > request.hop:
+            self._take_baton(request, baton)
+        # Not runnable: handed on a moment ago, with the word still to be published.
+        if self._slab.cancel[slot] == gen and slot in self.runnable:
+            self.finish(request, Finish.ABORT)
+
+    def rescan(self) -> None:
+        """Look at every slot that concerns this worker: at start, and after a ring overflowed."""
+        slab = self._slab
+        for slot in range(slab.layout.slots):
+            mine = unpack(slab.baton[slot]).owner == self._index
+            if mine or slab.sent[slot] >> self._index & 1:
+                self.sync(slot, slab.gen[slot])
+
+    def cancelled(self) -> list[Request]:
+        """Runnable requests whose cancel word is set, found by one comparison of all words.
+
+        A CANCEL descriptor that was lost thus costs one step, not the rest of the request.
+        """
+        hits = np.flatnonzero(self._slab.cancel_vector == self._slab.gen_vector)
+        found = (self.runnable.get(slot) for slot in hits.tolist())
+        return [r for r in found if r is not None and self._slab.cancel[r.slot] == r.gen]
+
+    def _create(self, slot: int, gen: int) -> Request:
+        slab = self._slab
+        request = Request(
+            slot=slot,
+            gen=gen,
+            params=decode_params(slab.params(slot)),
+            prompt_len=slab.prompt_len[slot],
+            limit=slab.limit[slot],
+            row=self._rows[slot],
+            block_table=self._block_tables[slot],
+            peers=slab.layout.workers - 1,
+        )
+        self.resident[slot] = request
+        return request
+
+    def _take_baton(self, request: Request, baton: Baton) -> None:
+        extras = read_extras(self._slab.extras(request.slot, baton.bank))
+        request.arrived_empty = extras.empty
+        request.pending_ns = extras.pending_ns
+        request.last_store_ns = extras.stored_ns
+        request.extras = extras.router
+        request.take_baton(baton, time.monotonic_ns())
+        self.runnable[request.slot] = request
+        self.on_arrival(request)
+
+    # -- sending out -------------------------------------------------------------------------
+
+    def commit(self, request: Request) -> None:
+        """Make the token that lies at ``row[length]`` final; the caller publishes it."""
+        self._slab.source[request.slot, request.length] = self._index
+        request.length += 1
+        request.visible = request.length
+        request.committed_here += 1
+
+    def stay(self, request: Request) -> None:
+        """Publish what was committed of a request that goes on here."""
+        slot = request.slot
+        word = pack(
+            request.length, self._index, SlotState.LIVE, Finish.NONE, request.bank, request.hop
+        )
+        self._outbox.store_baton(slot, word)
+        self._outbox.ring_bell(self._slab.layout.gateway)
+
+    def hand_off(
+        self, request: Request, model: int, *, empty: bool, router_extras: bytes = b""
+    ) -> None:
+        """Give the baton to ``model``; nothing of the slot is touched from here on.
+
+        ``empty`` says that a sampled token was discarded and nothing committed since the baton
+        came: two such hops in a row never happen.
+        """
+        slot, hop = request.slot, request.hop + 1
+        self._write_extras(request, router_extras, empty=empty)
+        self._slab.sent[slot] |= 1 << model
+        word = pack(request.length, model, SlotState.LIVE, Finish.NONE, request.bank ^ 1, hop)
+        self._outbox.store_baton(slot, word)
+        self._outbox.send(model, Descriptor(Kind.RUN, slot, request.gen, hop))
+        self._outbox.ring_bell(self._slab.layout.gateway)
+        request.visible = request.length
+        request.move(Event.HANDED_OFF)
+        self.runnable.pop(slot, None)
+
+    def finish(self, request: Request, reason: Finish) -> None:
+        """End a request whose baton is here, and tell every worker that has heard of it."""
+        slot, gen = request.slot, request.gen
+        self._write_extras(request, b"", empty=False)
+        word = pack(
+            request.length, self._index, SlotState.DONE, reason, request.bank ^ 1, request.hop
+        )
+        self._outbox.store_baton(slot, word)
+        sent = self._slab.sent[slot]
+        for worker in range(self._slab.layout.workers):
+            if sent >> worker & 1 and worker != self._index:
+                self._outbox.send(worker, Descriptor(Kind.DONE, slot, gen, request.hop))
+        self._close(slot, gen, request)
+
+    def _write_extras(self, request: Request, router_extras: bytes, *, empty: bool) -> None:
+        now = time.monotonic_ns()
+        away = now - request.last_store_ns if self._index else 0
+        bank = self._slab.extras(request.slot, request.bank ^ 1)
+        write_extras(bank, Extras(now, request.pending_ns + away, empty, router_extras))
+
+    def _close(self, slot: int, gen: int, request: Request | None) -> None:
+        if request is not None:
+            self.pool.release(request)
+            request.move(Event.FINISHED)
+            del self.resident[slot]
+            self.runnable.pop(slot, None)
+        self._closed[slot] = gen
+        self._outbox.close(slot, gen)
+
+    # -- KV ----------------------------------------------------------------------------------
+
+    def drop_kv(self, request: Request) -> None:
+        """Take the KV blocks of a request; its row is untouched and will be computed again."""
+        self.pool.release(request)
+        if request.state is not State.WAITING:
+            request.move(Event.KV_LOST)
+
+    def pending_with_blocks(self) -> list[Request]:
+        """Requests that are written elsewhere and hold blocks here, longest away first."""
+        held = [r for r in self.resident.values() if r.state is State.PENDING and r.num_blocks]
+        return sorted(held, key=lambda request: request.last_store_ns)
