@@ -1,0 +1,226 @@
+"""The members of a request body as they stand on the wire, and what is refused among them.
+
+Knows types and which parameters are not supported; what values mean and which are in range is
+``requests``' matter. A member that is missing or null is None; an unknown one is ignored.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from trserve.errors import RequestError
+
+MAX_NAME = 64
+"""Characters of a client's own words that a message repeats."""
+
+Number = int | float | None
+"""5.0 may stand for 5; a bool or a string may not."""
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Extension(msgspec.Struct, forbid_unknown_fields=True):
+    trace: bool | None = None
+    router: dict[str, Any] | None = None  # `requests` names the member whose value is no number
+    entry_model: str | None = None
+    only: str | None = None
+
+
+class Body(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Number = None
+    top_p: Number = None
+    top_k: Number = None
+    min_p: Number = None
+    seed: Number = None
+    max_tokens: Number = None
+    min_tokens: Number = None
+    ignore_eos: bool | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int | float] | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    trserve: Extension | None = None
+    # Not supported: any value is read, and all but the ones that change nothing are refused.
+    n: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+    echo: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    logit_bias: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    regex: Any = None
+    json_schema: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+
+
+class ChatBody(Body, kw_only=True):
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: Number = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    # Not supported, as above.
+    top_logprobs: Any = None
+    chat_template: Any = None
+    continue_final_message: Any = None
+
+
+class CompletionBody(Body, kw_only=True):
+    prompt: Any = None
+
+
+_B = TypeVar("_B", bound=Body)
+_chat_decoder = msgspec.json.Decoder(ChatBody)
+_completion_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+def read_chat_body(body: bytes) -> ChatBody:
+    """The members of a body of /v1/chat/completions.
+
+    Raises:
+        RequestError: not JSON, a wrong type, or something asked for that is not supported.
+    """
+    fields = _decode(_chat_decoder, body)
+    _refuse_unsupported(fields, _UNSUPPORTED_CHAT)
+    if fields.tools and fields.tool_choice != "none":
+        raise _unsupported("tools", 'leave it out or send "tool_choice": "none"')
+    if fields.functions:
+        raise _unsupported("functions", "leave it out")
+    return fields
+
+
+def read_completion_body(body: bytes) -> CompletionBody:
+    """The members of a body of /v1/completions; raises as :func:`read_chat_body`."""
+    fields = _decode(_completion_decoder, body)
+    _refuse_unsupported(fields, _UNSUPPORTED_COMPLETION)
+    return fields
+
+
+def _decode(decoder: msgspec.json.Decoder[_B], body: bytes) -> _B:
+    body = body.removeprefix(codecs.BOM_UTF8)
+    if not body.strip():
+        raise RequestError("the body is empty; send a JSON object")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise type_error(error) from error
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply; send flatter JSON") from error
+
+
+_PLACE = " - at `$"
+_UNKNOWN_MEMBER = "Object contains unknown field `"
+
+
+def type_error(error: msgspec.ValidationError, prefix: str = "") -> RequestError:
+    """msgspec's finding, with the member that it is about moved from the end to the front.
+
+    Args:
+        error: its text is like: Expected `int`, got `str` - at `$.top_k`.
+        prefix: where the value that was checked stands in the body, if it is not all of it.
+    """
+    what, _, path = str(error).rpartition(_PLACE)
+    if not what:  # nothing was found in front: the finding is about the value as a whole
+        what, path = path, ""
+    where = prefix + path.removesuffix("`").removeprefix(".")
+    if what.startswith(_UNKNOWN_MEMBER):
+        name = what.removeprefix(_UNKNOWN_MEMBER).removesuffix("`")[:MAX_NAME]
+        where = f"{where}.{name}"
+        return RequestError(f"{where} is not a parameter; check its spelling", param=where)
+    what = what[:1].lower() + what[1:]
+    if not where:
+        return RequestError(f"the body is not a request: {what}")
+    return RequestError(f"{where} has the wrong type or value: {what}", param=where)
+
+
+# ---- what changes nothing, for each parameter that is not supported ----
+
+
+def _is_number(target: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, float) and value == target
+
+
+def _is_empty(value: Any) -> bool:
+    return value is False or value == "" or value == [] or value == {}
+
+
+def _is_text_format(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+def _is_false_or_zero(value: Any) -> bool:
+    return value is False or _is_number(0)(value)
+
+
+_UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (_is_number(1), "1"),
+    "best_of": (_is_number(1), "1"),
+    "use_beam_search": (_is_empty, "false"),
+    "prompt_logprobs": (_is_empty, "null"),
+    "echo": (_is_empty, "false"),
+    "presence_penalty": (_is_number(0), "0"),
+    "frequency_penalty": (_is_number(0), "0"),
+    "repetition_penalty": (_is_number(1), "1"),
+    "logit_bias": (_is_empty, "null"),
+    "bad_words": (_is_empty, "null"),
+    "allowed_token_ids": (_is_empty, "null"),
+    "response_format": (_is_text_format, '{"type": "text"}'),
+    "structured_outputs": (_is_empty, "null"),
+    "guided_json": (_is_empty, "null"),
+    "guided_regex": (_is_empty, "null"),
+    "guided_choice": (_is_empty, "null"),
+    "guided_grammar": (_is_empty, "null"),
+    "regex": (_is_empty, "null"),
+    "json_schema": (_is_empty, "null"),
+    "ebnf": (_is_empty, "null"),
+    "structural_tag": (_is_empty, "null"),
+}
+_UNSUPPORTED_CHAT = _UNSUPPORTED | {
+    "logprobs": (_is_false_or_zero, "false"),
+    "top_logprobs": (_is_false_or_zero, "0"),
+    "chat_template": (_is_empty, "null"),
+    "continue_final_message": (_is_empty, "false"),
+}
+# 0 is not a no-op there: it asks for the logprob of each chosen token.
+_UNSUPPORTED_COMPLETION = _UNSUPPORTED | {"logprobs": (_is_empty, "null")}
+
+
+def _refuse_unsupported(fields: Body, table: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
+    for name, (changes_nothing, default) in table.items():
+        value = getattr(fields, name)
+        if value is not None and not changes_nothing(value):
+            raise _unsupported(name, f"leave it out or send {default}")
+
+
+def _unsupported(name: str, remedy: str) -> RequestError:
+    return RequestError(f"this value of {name} is not supported yet; {remedy}", param=name)

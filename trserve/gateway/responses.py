@@ -1,0 +1,232 @@
+"""Response bodies and stream events, as bytes.
+
+All JSON that OpenAI's clients read is made here. What is constant in a stream is encoded once, so
+that a token costs one JSON string and one join. Knows nothing of sockets, tokens or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from trserve.errors import RequestError
+
+Kind = Literal["chat", "completion"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+DONE = b"data: [DONE]\n\n"
+
+_CHUNK_OBJECTS = {"chat": "chat.completion.chunk", "completion": "text_completion"}
+
+_json_string = msgspec.json.Encoder().encode
+
+
+class StreamFormat:
+    """The events of one stream.
+
+    Args:
+        kind: which of the two routes.
+        response_id: ``chatcmpl-...`` or ``cmpl-...``.
+        created: Unix time in seconds.
+        model: the name that the client used.
+        include_usage: each chunk has ``usage: null`` and one more with the usage follows the last,
+            as OpenAI does; otherwise the key is absent.
+    """
+
+    DONE = DONE
+
+    __slots__ = ("_close", "_end", "_envelope", "_first", "_last", "_next", "_tail")
+
+    def __init__(
+        self, *, kind: Kind, response_id: str, created: int, model: str, include_usage: bool
+    ) -> None:
+        envelope = orjson.dumps(
+            {
+                "id": response_id,
+                "object": _CHUNK_OBJECTS[kind],
+                "created": created,
+                "model": model,
+            }
+        )
+        self._envelope = b"data: " + envelope[:-1]
+        choice = self._envelope + b',"choices":[{"index":0,'
+        self._close = b',"logprobs":null,"finish_reason":'
+        if kind == "chat":
+            self._first = choice + b'"delta":{"role":"assistant","content":'
+            self._next = choice + b'"delta":{"content":'
+            self._last = choice + b'"delta":{}' + self._close
+            self._close = b"}" + self._close
+        else:
+            self._first = self._next = choice + b'"text":'
+            self._last = choice + b'"text":""' + self._close
+        self._end = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._tail = self._close + b"null" + self._end
+
+    def delta(
+        self,
+        text: str,
+        *,
+        first: bool,
+        finish_reason: FinishReason | None = None,
+        stop_reason: str | int | None = None,
+        extra: bytes | None = None,
+        usage: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """One event with ``text``.
+
+        Args:
+            text: what is new; may be empty in the last event.
+            first: whether nothing was sent yet: the role of a chat goes out with its first text.
+            finish_reason: given in the last event.
+            stop_reason: the stop string or id that ended the text.
+            extra: JSON members to add to the choice, already encoded, without a leading comma.
+            usage: with ``continuous_usage_stats``, the usage so far.
+        """
+        head = self._first if first else self._next
+        if finish_reason is None and extra is None and usage is None:
+            return b"".join((head, _json_string(text), self._tail))
+        if finish_reason is not None and not text and not first:
+            body = self._last
+        else:
+            body = head + _json_string(text) + self._close
+        members = _finish_members(finish_reason, stop_reason) + (b"," + extra if extra else b"")
+        end = self._end if usage is None else b'}],"usage":' + orjson.dumps(usage) + b"}\n\n"
+        return body + members + end
+
+    def usage(self, usage: Mapping[str, Any]) -> bytes:
+        """The event after the last with ``include_usage``: usage, and no choice."""
+        return self._envelope + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
+
+    def error(self, error: RequestError) -> bytes:
+        """The event of a failure after the first byte; send :data:`DONE` behind it and close."""
+        return b"data: " + error_body(error) + b"\n\n"
+
+
+def _finish_members(finish_reason: str | None, stop_reason: str | int | None) -> bytes:
+    """The value of ``finish_reason`` and, at the end, vLLM's and SGLang's names for its cause."""
+    if finish_reason is None:
+        return b"null"
+    reason = orjson.dumps(stop_reason)
+    return b'"%b","stop_reason":%b,"matched_stop":%b' % (finish_reason.encode(), reason, reason)
+
+
+def chat_response(
+    *,
+    response_id: str,
+    created: int,
+    model: str,
+    text: str,
+    finish_reason: FinishReason,
+    stop_reason: str | int | None = None,
+    usage: Mapping[str, Any],
+    extra: bytes | None = None,
+) -> bytes:
+    """A whole ``chat.completion``; arguments as those of :class:`StreamFormat` and its deltas."""
+    message = {"role": "assistant", "content": text, "refusal": None}
+    return orjson.dumps(
+        {
+            "id": response_id,
+            "object": "chat.completion",
+            "created": created,
+            "model": model,
+            "choices": [_choice({"message": message}, finish_reason, stop_reason, extra)],
+            "usage": usage,
+        }
+    )
+
+
+def completion_response(
+    *,
+    response_id: str,
+    created: int,
+    model: str,
+    text: str,
+    finish_reason: FinishReason,
+    stop_reason: str | int | None = None,
+    usage: Mapping[str, Any],
+    extra: bytes | None = None,
+) -> bytes:
+    """A whole ``text_completion``; arguments as those of :class:`StreamFormat` and its deltas."""
+    return orjson.dumps(
+        {
+            "id": response_id,
+            "object": "text_completion",
+            "created": created,
+            "model": model,
+            "choices": [_choice({"text": text}, finish_reason, stop_reason, extra)],
+            "usage": usage,
+        }
+    )
+
+
+def _choice(
+    content: dict[str, Any],
+    finish_reason: FinishReason,
+    stop_reason: str | int | None,
+    extra: bytes | None,
+) -> orjson.Fragment:
+    choice = orjson.dumps({"index": 0, **content, "logprobs": None})
+    members = b',"finish_reason":' + _finish_members(finish_reason, stop_reason)
+    return orjson.Fragment(choice[:-1] + members + (b"," + extra if extra else b"") + b"}")
+
+
+def usage_dict(
+    prompt_tokens: int,
+    completion_tokens: int,
+    trserve: Mapping[str, Any] | None = None,
+    cached_tokens: int | None = None,
+) -> dict[str, Any]:
+    """OpenAI's ``usage``, with the prompt tokens that were cached and trserve's own member."""
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+    if cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    if trserve is not None:
+        usage["trserve"] = trserve
+    return usage
+
+
+def error_body(error: RequestError) -> bytes:
+    """The OpenAI error envelope; all four members are always there."""
+    return orjson.dumps(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.type,
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    )
+
+
+def models_body(
+    names: Sequence[str], created: int, max_model_len: int, root: str | None = None
+) -> bytes:
+    """The list of /v1/models; ``root`` is what the names stand for, by default each itself."""
+    models = [_model(name, created, max_model_len, root) for name in names]
+    return orjson.dumps({"object": "list", "data": models})
+
+
+def model_body(name: str, created: int, max_model_len: int, root: str | None = None) -> bytes:
+    """One model, for /v1/models/{id}."""
+    return orjson.dumps(_model(name, created, max_model_len, root))
+
+
+def _model(name: str, created: int, max_model_len: int, root: str | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "trserve",
+        "root": name if root is None else root,
+        "parent": None,
+        "max_model_len": max_model_len,
+        "permission": [],
+    }
