@@ -83,6 +83,8 @@ class Server:
     a fresh one of this server.
     """
 
+    COMMAND: Sequence[str] = (sys.executable, "-m", "trserve", "launch", "--port", "0")
+
     def __init__(
         self,
         args: Sequence[str] = (),
@@ -105,7 +107,7 @@ class Server:
     def __enter__(self) -> Server:
         self._shm_before = shm_names()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trserve", "launch", "--port", "0", *self.args],
+            [*self.COMMAND, *self.args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=self._env,
