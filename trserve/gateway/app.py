@@ -15,7 +15,7 @@ import orjson
 from trserve import __version__
 from trserve.errors import RequestError
 from trserve.gateway.connection import Connection
-from trserve.gateway.dispatcher import Dispatcher
+from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.exchange import Exchange
 from trserve.gateway.health import Health
 from trserve.gateway.requests import GenerationRequest, parse_chat, parse_completion
@@ -31,6 +31,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 MAX_BODY_BYTES: Final = 32 * 2**20
+LONG_TEXT_CHARS: Final = 10_000
 _JSON: Final = (b"content-type", b"application/json")
 _STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -150,13 +151,19 @@ class App:
             else:
                 await self._whole(exchange, WholeSink(request, extras, model), send)
 
+    async def _prepare(self, sink: WholeSink | StreamSink) -> Job:
+        """The job of a request; long texts are tokenized beside the loop, streams go on."""
+        if sink.request.text_length > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._service.prepare, sink.request, sink)
+        return self._service.prepare(sink.request, sink)
+
     async def _whole(self, exchange: Exchange, sink: WholeSink, send: Send) -> None:
-        await exchange.submit(self._service.prepare(sink.request, sink))
+        await exchange.submit(await self._prepare(sink))
         await sink.ended
         await _send_json(send, 200, sink.body())
 
     async def _stream(self, exchange: Exchange, sink: StreamSink, send: Send) -> None:
-        await exchange.submit(self._service.prepare(sink.request, sink))
+        await exchange.submit(await self._prepare(sink))
         await sink.begun
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         sink.open()

@@ -83,6 +83,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     entry_model: str | None = None
     only: str | None = None
 
+    @property
+    def text_length(self) -> int:
+        """Characters of text that must be tokenized, roughly for a chat."""
+        if self.prompt_text is not None:
+            return len(self.prompt_text)
+        return sum(len(message.get("content") or "") for message in self.messages or ())
+
 
 def parse_chat(body: bytes) -> GenerationRequest:
     """The request in a body of /v1/chat/completions; RequestError if it is not one."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trserve.errors import StartupError
+from trserve.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_WORKER_LOST, StartupError
 from trserve.ipc.child import (
     ChildArguments,
     begin_child,
@@ -147,24 +147,37 @@ def _prepare(arguments: ChildArguments, control: ControlClient) -> WorkerLoop:
     return loop
 
 
+def _fail(control: ControlClient, message: str, exit_code: int) -> int:
+    control.send({"type": "failed", "message": message, "exit_code": exit_code})
+    # The launcher reads the message before it reaps this process; give the socket its time.
+    control.close(linger_ms=1000)
+    return exit_code
+
+
 def main() -> int:
     """Load, serve, leave; returns the exit code."""
     arguments = parse_child_arguments()
     begin_child(arguments)
     control = ControlClient(arguments.control, worker_identity(arguments.index))
+    exit_on_error = EXIT_UNAVAILABLE
     try:
         loop = _prepare(arguments, control)
+        exit_on_error = EXIT_WORKER_LOST
+        _run(loop)
     except StartupError as error:
-        control.send({"type": "failed", "message": str(error), "exit_code": error.exit_code})
-        # The launcher reads the message before it reaps this process; give the socket its time.
-        control.close(linger_ms=1000)
-        return error.exit_code
+        return _fail(control, str(error), error.exit_code)
+    except Exception as error:
+        log.exception("this worker cannot go on")
+        return _fail(control, f"{type(error).__name__}: {error}", exit_on_error)
+    control.close()
+    return EXIT_OK
+
+
+def _run(loop: WorkerLoop) -> None:
     import torch
 
     with torch.inference_mode():
         loop.run()
-    control.close()
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+# Everything a person does with a checkout. `make serve` and `make test` set up by themselves.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SHELL := /bin/bash
+ARGS ?=
+PIP_ARGS ?=
+
+.PHONY: setup serve test test-all lint bench demo-models clean
+
+setup: $(STAMP)
+
+# Runs again only when the packaging files change.
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "trserve needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+serve: $(STAMP)
+	@exec $(BIN)/trserve launch $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(STAMP)
+	@tests/stages.sh
+
+# Full counts; its output is committed.
+test-all: $(STAMP)
+	@mkdir -p docs/results
+	@set -o pipefail; TRSERVE_FULL=1 tests/stages.sh 2>&1 | tee docs/results/test-all.txt
+
+bench: $(STAMP)
+	$(BIN)/python -m bench.startup --quick
+	$(BIN)/python -m bench.pareto --quick
+
+demo-models: $(STAMP)
+	$(BIN)/python -m trserve.demo.train $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

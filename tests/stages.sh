@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The test suite in stages, the time of each printed. With TRSERVE_FULL=1 counts are full and a
+# stage may take long; without, none may take more than three minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=.venv/bin
+limit=180
+[ -n "${TRSERVE_FULL:-}" ] && limit=3600
+# Two pools of threads that fight for two cores cost 10x and more; servers set their own.
+export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+total=$SECONDS
+
+stage() {
+  local name=$1 began=$SECONDS
+  shift
+  echo "== $name"
+  timeout --kill-after=10 "$limit" "$@" || { echo "== $name failed after $((SECONDS - began)) s"; exit 1; }
+  echo "== $name: $((SECONDS - began)) s"
+}
+
+suite() { stage "$1" "$bin/python" -m pytest "${@:2}"; }
+
+stage lint "$bin/ruff" check .
+stage format "$bin/ruff" format --check .
+stage types "$bin/mypy"
+suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher
+suite "models and workers" tests/models tests/workers tests/router_lib
+suite "gateway" tests/gateway
+suite "embedded pair" tests/demo
+suite "golden equality" tests/golden
+suite "black box" tests/blackbox
+echo "== all: $((SECONDS - total)) s"
