@@ -1,3 +1,34 @@
-"""trserve: token-level routing between language models behind one endpoint."""
+"""trserve: token-level routing between language models behind one endpoint.
+
+The public names are loaded when they are first used, because importing the package must not
+import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trserve.params import SamplingParams
+    from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, StepResult
+    from trserve.router_lib.parameters import Parameter
 
 __version__ = "0.1.0"
+__all__ = ["BaseRouter", "Parameter", "PeerReq", "RequestView", "SamplingParams", "StepResult"]
+
+_HOMES = {
+    "BaseRouter": "trserve.router_lib.base",
+    "Parameter": "trserve.router_lib.parameters",
+    "PeerReq": "trserve.router_lib.base",
+    "RequestView": "trserve.router_lib.base",
+    "SamplingParams": "trserve.params",
+    "StepResult": "trserve.router_lib.base",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from where it lives (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -8,7 +8,7 @@ from trserve.gateway.dispatcher import Dispatcher
 from trserve.ipc.slab import Slab
 from trserve.plan import ServerPlan
 
-_WORDS = ("running", "pending", "free_blocks", "total_blocks", "steps")
+_WORDS = ("running", "pending", "free_blocks", "total_blocks", "steps", "kv_drops")
 
 
 class Health:

@@ -32,6 +32,7 @@ _STEPS = WORKER_WORDS.index("steps")
 _RUNNING = WORKER_WORDS.index("running")
 _PENDING = WORKER_WORDS.index("pending")
 _FREE = WORKER_WORDS.index("free_blocks")
+_KV_DROPS = WORKER_WORDS.index("kv_drops")
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class StepCycle:
         words[_RUNNING] = len(table.runnable)
         words[_PENDING] = len(table.resident) - len(table.runnable)
         words[_FREE] = table.pool.num_free
+        words[_KV_DROPS] = table.kv_drops
 
     def _step(self, now_ns: int) -> None:
         wanted = choose_step(

@@ -35,6 +35,7 @@ class RequestTable:
         index: this worker.
 
     Attributes:
+        kv_drops: how often a request lost its KV here.
         on_arrival: called once per baton that arrives; may finish the request or hand it on.
     """
 
@@ -51,6 +52,7 @@ class RequestTable:
         self.blocks_per_row = -(-slab.layout.row_tokens // pool.block_size)
         self._block_tables = np.zeros((slab.layout.slots, self.blocks_per_row), dtype=np.int32)
         self.pool = pool
+        self.kv_drops = 0
         self.resident: dict[int, Request] = {}
         self.runnable: dict[int, Request] = {}
 
@@ -194,6 +196,7 @@ class RequestTable:
 
     def drop_kv(self, request: Request) -> None:
         """Take the KV blocks of a request; its row is untouched and will be computed again."""
+        self.kv_drops += 1
         self.pool.release(request)
         if request.state is not State.WAITING:
             request.move(Event.KV_LOST)
