@@ -113,6 +113,22 @@ def test_grouping_by_length_changes_nothing(qwen3, monkeypatch):
     run_mixed(Harness(path, num_blocks=80), reference, sequences, plans)
 
 
+def test_one_long_row_does_not_pad_the_others(qwen3, monkeypatch):
+    """Where padding is not cheap, what is gathered is at most twice what is needed."""
+    monkeypatch.setattr(attention, "_PADDING_TOLERATED", 1000)
+    _, path = qwen3
+    harness = Harness(path, num_blocks=64, block_size=1)
+    lengths = [60] + [5] * 20
+    rows = [([1], length - 1, np.arange(length, dtype=np.int32)) for length in lengths]
+    harness.forward(rows)
+    batches = harness.runner._attention._batches
+    assert sum(batch.rows for batch in batches) == len(rows)
+    assert sum(batch.rows * batch.length for batch in batches) <= 2 * sum(lengths)
+    # A suffix among decodes gets a batch of its own, instead of widening theirs.
+    harness.forward([(list(range(16)), 30, np.arange(46, dtype=np.int32)), *rows[1:]])
+    assert sorted(batch.width for batch in harness.runner._attention._batches) == [1, 16]
+
+
 def test_128_greedy_tokens_equal_transformers(checkpoint):
     model, path = checkpoint
     prompt = [5, 17, 40, 8, 77, 3, 21]

@@ -36,6 +36,17 @@ def test_an_output_outlives_the_next_step(path):
     assert torch.equal(first.hidden, kept[1])
 
 
+def test_keys_and_values_are_written_to_the_slots_of_the_step_alone(path):
+    harness = Harness(path)
+    harness.forward([(list(range(20)), 0, harness.table(20))])
+    written = np.zeros(len(harness.kv.keys(0)), bool)
+    written[harness.step.slots[:20]] = True
+    for layer in range(harness.spec.num_layers):
+        for stored in (harness.kv.keys(layer), harness.kv.values(layer)):
+            assert stored.shape == (65 * 8, 2, 16)
+            assert np.array_equal(stored.abs().sum((1, 2)).numpy() > 0, written)
+
+
 def test_several_step_inputs_may_be_used_in_turn(path):
     harness = Harness(path)
     table = harness.table(4)

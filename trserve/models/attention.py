@@ -2,9 +2,10 @@
 
 Knows a step's geometry and the KV cache's layout; nothing of weights, requests or scheduling.
 
-Small torch operations cost as much as the arithmetic here, so everything that does not depend on
-the layer is worked out once per step (:meth:`PagedAttention.plan`), in numpy, and rows that
-compute few tokens (decodes, suffixes that came by handoff) are gathered into padded batches, in
+Small torch operations cost as much as the arithmetic here. So everything that does not depend on
+the layer, views of buffers included, is made once per step (:meth:`PagedAttention.plan`), and a
+layer is six operations where all rows are decodes: store, gather, product, mask, softmax, product.
+Rows that compute few tokens (decodes, suffixes that came by handoff) are padded into batches in
 which the query heads that share a KV head are rows of one matrix product. Long rows (prompt
 chunks) go one by one through the fused kernel, over exactly their own keys.
 
@@ -24,7 +25,7 @@ from torch.nn import functional
 
 from trserve.models.spec import ModelSpec
 from trserve.workers.kv_cache import KVCache
-from trserve.workers.step import Int32Array, StepInputs
+from trserve.workers.step import StepInputs
 
 MAX_SHORT_QUERY = 16
 """Rows with at most this many tokens to compute are batched by padding."""
@@ -32,28 +33,45 @@ MAX_SHORT_QUERY = 16
 _PADDING_TOLERATED = 1 << 18
 """Score elements (query, key and head triples) up to which padding is cheaper than grouping."""
 
-_GATHER_ELEMENTS = 1 << 20
+_GATHER_ELEMENTS = 1 << 22
 """Upper bound on what one group gathers, in elements: beyond it the gathered keys have left the
-cache before the products read them."""
+processor's cache before the products read them."""
+
+_HIDDEN = np.float32(-1e38)
+"""Added to hidden scores. As good as minus infinity, but a mask is then a plain product."""
+
+_Int64Array = npt.NDArray[np.int64]
+_BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
 class _Batch:
     """Rows attended to together: ``rows`` rows, ``width`` queries each, ``length`` keys each.
 
-    ``queries`` are token indices [rows * width], padded by repetition, and ``targets`` where the
-    results go, padding to the row past the end; both are None where the batch is the whole step
-    and every row is one token. ``mask`` is additive, [rows, 1, 1, width, length]; None where all
-    is visible.
+    ``length`` is a whole number of blocks. ``index`` [2, rows, kv_heads, length] says which row of
+    the cache, seen as rows of one head's key or value each, is whose; ``gather`` is its torch
+    view, flat. ``mask`` [rows, 1, 1, width, length] is added to the scores, by their view
+    ``scores_by_row``. The other tensors are views of workspaces, in the shapes that the products
+    want. ``queries`` and ``targets`` are None where the batch is the whole step and each row one
+    token; else they are the tokens [rows * width] to read and to write, padding being read from
+    the row's first token and written past the last.
     """
 
     rows: int
     width: int
     length: int
+    positions: _Int64Array
+    index: _Int64Array
     gather: torch.Tensor
-    mask: torch.Tensor | None
-    queries: torch.Tensor | None
-    targets: torch.Tensor | None
+    mask: torch.Tensor
+    gathered: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    scores: torch.Tensor
+    scores_by_row: torch.Tensor
+    weights: torch.Tensor
+    queries: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -72,103 +90,115 @@ class PagedAttention:
     def __init__(self, spec: ModelSpec, kv: KVCache) -> None:
         self._kv = kv
         self._kv_heads = spec.num_kv_heads
-        self._heads_per_kv = spec.num_heads // spec.num_kv_heads
-        self._head_dim = spec.head_dim
-        self._q_size = spec.q_size
-        self._scale = spec.head_dim**-0.5
-        # The cache as rows of one head each; and as rows of one token slot each.
+        self._group = spec.num_heads // spec.num_kv_heads
+        self._dim = spec.head_dim
+        # The cache as rows of one head's key or value each.
         self._head_rows = [layer.view(-1, spec.head_dim) for layer in kv.layers]
-        self._slot_rows = [layer.view(layer.shape[0], -1) for layer in kv.layers]
-        self._workspace = torch.empty(0, dtype=kv.dtype)
-        heads = np.arange(spec.num_kv_heads)
-        # Index of (keys or values, head) within a slot, [2, 1, kv_heads, 1].
-        self._within_slot = np.stack((heads, heads + spec.num_kv_heads))[:, None, :, None]
-        self._writes = torch.empty(0, dtype=torch.int64)
+        self._gathered, self._scores, self._weights = (_Workspace(kv.dtype) for _ in range(3))
+        # Head rows of one block, relative to its first: [2, 1, kv_heads, 1, block_size].
+        self._block_stride = kv.block_size * spec.num_kv_heads * 2
+        within = np.arange(self._block_stride).reshape(kv.block_size, 1, spec.num_kv_heads, 1, 2)
+        self._within_block = np.ascontiguousarray(within.transpose(4, 1, 2, 3, 0))
+        self._qkv: torch.Tensor | None = None
+        self._decodes: _Batch | None = None
         self._batches: list[_Batch] = []
         self._extends: list[_Extend] = []
-        self._num_tokens = 0
 
     # ---------------------------------------------------------------- once per step
 
-    def plan(self, step: StepInputs, slots: torch.Tensor) -> None:
-        """Work out gathers, masks and groups of ``step``; ``slots``: its slots, int64 [T]."""
-        self._writes = slots
-        self._num_tokens = step.num_tokens
-        starts = step.query_start[: step.num_rows + 1]
-        counts = np.diff(starts)
-        self._extends = []
-        if step.decode_only:
-            short = None
-        else:
-            is_short = counts <= MAX_SHORT_QUERY
-            short = np.flatnonzero(is_short)
-            for row in np.flatnonzero(~is_short).tolist():
-                self._extends.append(self._plan_extend(step, row))
-        self._batches = [self._plan_batch(step, rows) for rows in self._groups(step, short, counts)]
+    def plan(
+        self, step: StepInputs, slots: torch.Tensor, qkv: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Work out gathers, masks and groups of ``step``.
+
+        Args:
+            slots: the step's slots, int64 [T].
+            qkv: [T, kv_heads, group + 2, head_dim], where every layer will leave, for each KV
+                head, the rotated and scaled queries that share it, the rotated key, the value.
+            out: [T + 1, kv_heads, group, head_dim], where every layer's output is wanted; the
+                last row takes what padded queries compute.
+        """
+        if not self._kv.layers:
+            return
+        self._slots = slots
+        if qkv is not self._qkv:
+            self._use_buffers(qkv, out)
+        self._extends.clear()
+        self._batches.clear()
+        rows = step.num_rows
+        if step.decode_only and self._fits(rows, 1, int(step.kv_len[:rows].max())):
+            self._batches.append(self._plan_decodes(step))
+            return
+        counts = np.diff(step.query_start[: rows + 1])
+        short = counts <= MAX_SHORT_QUERY
+        for row in np.flatnonzero(~short).tolist():
+            self._extends.append(self._plan_extend(step, row))
+        for group in self._groups(np.flatnonzero(short), counts, step.kv_len):
+            self._batches.append(self._plan_ragged(step, group))
+
+    def _use_buffers(self, qkv: torch.Tensor, out: torch.Tensor) -> None:
+        group = self._group
+        self._qkv, self._out = qkv, out
+        self._queries, self._new_kv = qkv[:, :, :group], qkv[:, :, group:]
+        # Should every row be one token: a product for each row and KV head.
+        self._decode_queries = qkv.view(-1, group + 2, self._dim)[:, :group]
+        self._decode_out = out[:-1].view(-1, group, self._dim)
+
+    def _fits(self, rows: int, width: int, longest: int) -> bool:
+        """Whether one batch is cheap enough, whatever its padding."""
+        scores = rows * width * longest * self._kv_heads * self._group
+        gathered = rows * longest * 2 * self._kv_heads * self._dim
+        return scores <= _PADDING_TOLERATED and gathered <= _GATHER_ELEMENTS
 
     def _groups(
-        self, step: StepInputs, short: npt.NDArray[np.int64] | None, counts: Int32Array
-    ) -> Iterator[npt.NDArray[np.int64] | None]:
-        """Rows to pad together; None for the whole of a step of decodes, in its own order."""
-        rows = np.arange(step.num_rows) if short is None else short
+        self, rows: _Int64Array, counts: npt.NDArray[np.int32], kv_len: npt.NDArray[np.int32]
+    ) -> Iterator[_Int64Array]:
+        """The groups of ``rows`` to pad together."""
         if not len(rows):
             return
-        queries, lengths = counts[rows], step.kv_len[rows]
-        heads = self._kv_heads * self._heads_per_kv
-        padded = len(rows) * int(queries.max()) * int(lengths.max()) * heads
-        gathered = len(rows) * int(lengths.max()) * 2 * self._kv_heads * self._head_dim
-        if padded <= _PADDING_TOLERATED and gathered <= _GATHER_ELEMENTS:
-            yield short
+        counts, lengths = counts[rows], kv_len[rows]
+        if self._fits(len(rows), int(counts.max()), int(lengths.max())):
+            yield rows
             return
         # Powers of two: no group pads a row's queries or keys to more than twice their number.
-        classes = np.frexp(queries - 1)[1] * 64 + np.frexp(lengths - 1)[1]
+        classes = 64 * np.frexp(counts - 1)[1] + np.frexp(lengths - 1)[1]
         for size_class in np.unique(classes):
             members = rows[classes == size_class]
-            longest = int(step.kv_len[members].max())
-            per_row = longest * 2 * self._kv_heads * self._head_dim
+            per_row = int(kv_len[members].max()) * 2 * self._kv_heads * self._dim
             stride = max(1, _GATHER_ELEMENTS // per_row)
             for first in range(0, len(members), stride):
                 yield members[first : first + stride]
 
-    def _plan_batch(self, step: StepInputs, rows: npt.NDArray[np.int64] | None) -> _Batch:
-        ends = step.query_start[1 : step.num_rows + 1]
-        starts = step.query_start[: step.num_rows]
-        lengths = step.kv_len[: step.num_rows]
-        tables = step.block_tables
-        if rows is not None:
-            ends, starts, lengths, tables = ends[rows], starts[rows], lengths[rows], tables[rows]
-        longest = int(lengths.max())
-        counts = ends - starts
+    def _plan_decodes(self, step: StepInputs) -> _Batch:
+        """One batch of all rows, one token each; kept while its shape stays the same."""
+        rows = step.num_rows
+        lengths = step.kv_len[:rows]
+        length = self._whole_blocks(int(lengths.max()))
+        batch = self._decodes
+        if batch is None or batch.rows != rows or batch.length != length:
+            batch = self._decodes = self._make_batch(rows, 1, length)
+        hidden = batch.positions >= lengths[:, None]
+        self._fill_index(batch, step.block_tables[:rows], hidden)
+        self._fill_mask(batch, hidden[:, None])
+        return batch
+
+    def _plan_ragged(self, step: StepInputs, rows: _Int64Array) -> _Batch:
+        starts, lengths = step.query_start[rows], step.kv_len[rows]
+        counts = step.query_start[rows + 1] - starts
         width = int(counts.max())
-        keys = np.arange(longest)
-        slots = self._key_slots(tables[: len(lengths)], longest, step.block_size)
-        valid = keys < lengths[:, None]
-        uneven = not valid.all()
-        if uneven:
-            slots = np.where(valid, slots, self._kv.dummy_slot)
-        gather = (slots * (2 * self._kv_heads))[None, :, None, :] + self._within_slot
-        # Query s of a row sits at position length - count + s and sees the keys up to there.
+        batch = self._make_batch(len(rows), width, self._whole_blocks(int(lengths.max())))
         offsets = np.arange(width)
-        visible: npt.NDArray[np.bool_] | None = None
-        if width > 1:
-            last_seen = (lengths - counts)[:, None] + offsets
-            visible = keys <= np.minimum(last_seen, lengths[:, None] - 1)[:, :, None]
-        elif uneven:
-            visible = valid[:, None, :]
-        queries = targets = None
-        if rows is not None:
-            indices = starts[:, None] + np.minimum(offsets, counts[:, None] - 1)
-            queries = _indices(indices)
-            targets = _indices(np.where(offsets < counts[:, None], indices, self._num_tokens))
-        return _Batch(
-            rows=len(lengths),
-            width=width,
-            length=longest,
-            gather=_indices(gather),
-            mask=None if visible is None else self._mask(visible[:, None, None]),
-            queries=queries,
-            targets=targets,
-        )
+        hidden = batch.positions >= lengths[:, None]
+        self._fill_index(batch, step.block_tables[rows], hidden)
+        # Query s of a row sits at position length - count + s and sees the keys up to there; what
+        # the padded queries past its last see is of no interest, but must not be nothing.
+        last_seen = np.minimum((lengths - counts)[:, None] + offsets, lengths[:, None] - 1)
+        self._fill_mask(batch, batch.positions > last_seen[:, :, None])
+        real = offsets < counts[:, None]
+        tokens = starts[:, None] + np.where(real, offsets, 0)
+        batch.queries = _indices(tokens)
+        batch.targets = _indices(np.where(real, tokens, step.num_tokens))
+        return batch
 
     def _plan_extend(self, step: StepInputs, row: int) -> _Extend:
         first, last = int(step.query_start[row]), int(step.query_start[row + 1])
@@ -176,99 +206,137 @@ class PagedAttention:
         count = last - first
         if length == count:
             return _Extend(first, last, slots=None, mask=None)
-        slots = self._key_slots(step.block_tables[row : row + 1], length, step.block_size)
-        visible = np.arange(length) <= np.arange(length - count, length)[:, None]
-        return _Extend(first, last, slots=_indices(slots), mask=self._mask(visible))
+        size = step.block_size
+        blocks = step.block_tables[row, : -(-length // size), None].astype(np.int64)
+        slots = (blocks * size + np.arange(size)).reshape(-1)[:length]
+        hidden = np.arange(length) > np.arange(length - count, length)[:, None]
+        mask = torch.from_numpy(hidden * _HIDDEN).to(self._kv.dtype)
+        return _Extend(first, last, _indices(slots), mask)
 
-    def _key_slots(self, tables: Int32Array, length: int, block_size: int) -> npt.NDArray[np.int64]:
-        """Slots of the first ``length`` positions of each row, [rows, length]."""
-        blocks = tables[:, : -(-length // block_size), None].astype(np.int64)
-        slots = blocks * block_size + np.arange(block_size)
-        return slots.reshape(len(tables), -1)[:, :length]
+    def _make_batch(self, rows: int, width: int, length: int) -> _Batch:
+        products, group = rows * self._kv_heads, self._group
+        index = np.empty((2, rows, self._kv_heads, length), np.int64)
+        gathered = self._gathered.take(index.size, self._dim)
+        keys, values = gathered.view(2, products, length, self._dim)
+        scores = self._scores.take(products, group * width, length)
+        return _Batch(
+            rows=rows,
+            width=width,
+            length=length,
+            positions=np.arange(length),
+            index=index,
+            gather=torch.from_numpy(index.reshape(-1)),
+            mask=torch.empty((rows, 1, 1, width, length), dtype=self._kv.dtype),
+            gathered=gathered,
+            keys=keys.transpose(1, 2),
+            values=values,
+            scores=scores,
+            scores_by_row=scores.view(rows, self._kv_heads, group, width, length),
+            weights=self._weights.take(products, group * width, length),
+        )
 
-    def _mask(self, visible: npt.NDArray[np.bool_]) -> torch.Tensor:
-        mask = np.where(visible, np.float32(0.0), np.float32(-np.inf))
-        return torch.from_numpy(mask).to(self._kv.dtype)
+    def _fill_index(self, batch: _Batch, tables: npt.NDArray[np.int32], hidden: _BoolArray) -> None:
+        """Point ``batch.index`` at the rows' keys and values, and at the dummy block elsewhere.
+
+        Hidden positions include stale table entries and the unused end of a row's last block,
+        where another request's values may lie.
+        """
+        size = self._kv.block_size
+        blocks = batch.length // size
+        firsts = tables[: batch.rows, :blocks].astype(np.int64) * self._block_stride
+        by_block = batch.index.reshape(2, batch.rows, self._kv_heads, blocks, size)
+        np.add(firsts[None, :, None, :, None], self._within_block, out=by_block)
+        dummy = self._kv.num_blocks * self._block_stride
+        np.copyto(batch.index, dummy, where=hidden[None, :, None, :])
+
+    def _fill_mask(self, batch: _Batch, hidden: _BoolArray) -> None:
+        """Hide what is ``hidden`` [rows, width, length]."""
+        batch.mask.copy_(torch.from_numpy(hidden * _HIDDEN)[:, None, None])
+
+    def _whole_blocks(self, length: int) -> int:
+        size = self._kv.block_size
+        return -(-length // size) * size
 
     # ---------------------------------------------------------------- once per layer
 
-    def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Store this step's keys and values of ``layer`` and attend.
-
-        Args:
-            qkv: [T, (heads + 2 * kv_heads) * head_dim]: queries, keys, values, already rotated.
-
-        Returns:
-            [T, heads * head_dim].
-        """
-        self._slot_rows[layer].index_copy_(0, self._writes, qkv[:, self._q_size :])
-        batches = self._batches
-        if len(batches) == 1 and batches[0].queries is None:
-            return self._run_batch(layer, qkv, batches[0])
-        # One row more than tokens: what padded queries computed is thrown there.
-        out = qkv.new_empty((self._num_tokens + 1, self._q_size))
-        for batch in batches:
-            assert batch.targets is not None
-            out.index_copy_(0, batch.targets, self._run_batch(layer, qkv, batch))
+    def run(self, layer: int) -> None:
+        """Store this step's keys and values of ``layer`` and attend, from and to the buffers."""
+        self._kv.layers[layer].index_copy_(0, self._slots, self._new_kv)
+        for batch in self._batches:
+            self._run_batch(layer, batch)
         for extend in self._extends:
-            out[extend.first : extend.last] = self._run_extend(layer, qkv, extend)
-        return out[: self._num_tokens]
+            self._run_extend(layer, extend)
 
-    def _run_batch(self, layer: int, qkv: torch.Tensor, batch: _Batch) -> torch.Tensor:
-        """Grouped-query attention of a padded batch, [rows * width, heads * head_dim]."""
-        rows, width, length = batch.rows, batch.width, batch.length
-        kv_heads, group, dim = self._kv_heads, self._heads_per_kv, self._head_dim
-        gathered = self._gather(self._head_rows[layer], batch.gather)
-        keys, values = gathered.view(2, rows * kv_heads, length, dim).unbind()
-        queries = qkv[:, : self._q_size]
-        if batch.queries is not None:
-            queries = queries.index_select(0, batch.queries)
-        if width == 1:
-            queries = queries.reshape(rows * kv_heads, group, dim)
+    def _run_batch(self, layer: int, batch: _Batch) -> None:
+        """Grouped-query attention of a padded batch."""
+        torch.index_select(self._head_rows[layer], 0, batch.gather, out=batch.gathered)
+        decodes = batch.queries is None
+        queries = self._decode_queries if decodes else self._ragged_queries(batch)
+        scores = torch.bmm(queries, batch.keys, out=batch.scores)
+        batch.scores_by_row.add_(batch.mask)
+        if scores.dtype == torch.float32:
+            torch.softmax(scores, -1, out=batch.weights)
         else:
-            queries = queries.view(rows, width, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-            queries = queries.reshape(rows * kv_heads, group * width, dim)
-        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(self._scale)
-        if batch.mask is not None:
-            scores.view(rows, kv_heads, group, width, length).add_(batch.mask)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
-        out = torch.bmm(weights, values)
-        if width > 1:
-            out = out.view(rows, kv_heads, group, width, dim).permute(0, 3, 1, 2, 4)
-        return out.reshape(rows * width, self._q_size)
+            batch.weights.copy_(torch.softmax(scores, -1, dtype=torch.float32))
+        if decodes:
+            torch.bmm(batch.weights, batch.values, out=self._decode_out)
+        else:
+            self._scatter(batch, torch.bmm(batch.weights, batch.values))
 
-    def _run_extend(self, layer: int, qkv: torch.Tensor, extend: _Extend) -> torch.Tensor:
-        """Attention of one long row, [tokens, heads * head_dim]."""
-        own = qkv[extend.first : extend.last]
-        count = len(own)
-        kv = own[:, self._q_size :]
+    def _ragged_queries(self, batch: _Batch) -> torch.Tensor:
+        """[rows * kv_heads, group * width, head_dim], gathered by token and padded."""
+        assert batch.queries is not None
+        queries = self._queries.index_select(0, batch.queries)
+        by_row = queries.view(batch.rows, batch.width, self._kv_heads, self._group, self._dim)
+        return by_row.permute(0, 2, 3, 1, 4).reshape(
+            batch.rows * self._kv_heads, self._group * batch.width, self._dim
+        )
+
+    def _scatter(self, batch: _Batch, result: torch.Tensor) -> None:
+        """The inverse of :meth:`_ragged_queries`, into the output."""
+        assert batch.targets is not None
+        by_row = result.view(batch.rows, self._kv_heads, self._group, batch.width, self._dim)
+        tokens = by_row.permute(0, 3, 1, 2, 4).reshape(-1, *self._out.shape[1:])
+        self._out.index_copy_(0, batch.targets, tokens)
+
+    def _run_extend(self, layer: int, extend: _Extend) -> None:
+        """Attention of one long row; the KV heads are the batch of the fused kernel."""
+        own = slice(extend.first, extend.last)
+        kv = self._new_kv[own]
         if extend.slots is not None:
-            kv = self._gather(self._slot_rows[layer], extend.slots)
-        heads = kv.view(len(kv), 2, self._kv_heads, self._head_dim)
-        keys, values = heads.permute(1, 2, 0, 3)
-        queries = own[:, : self._q_size].view(count, -1, self._head_dim).transpose(0, 1)
-        out = functional.scaled_dot_product_attention(
-            queries[None],
-            keys[None],
-            values[None],
+            source = self._kv.layers[layer]
+            kv = self._gathered.take(len(extend.slots), *source.shape[1:])
+            torch.index_select(source, 0, extend.slots, out=kv)
+        keys, values = kv.permute(2, 1, 0, 3).unsqueeze(2)
+        result = functional.scaled_dot_product_attention(
+            self._queries[own].permute(1, 2, 0, 3),
+            keys,
+            values,
             attn_mask=extend.mask,
             is_causal=extend.mask is None,
-            enable_gqa=self._heads_per_kv > 1,
+            scale=1.0,
+            enable_gqa=self._group > 1,
         )
-        return out[0].transpose(0, 1).reshape(count, self._q_size)
+        self._out[own].copy_(result.permute(2, 0, 1, 3))
 
-    def _gather(self, source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """``source[index]`` in a workspace kept from call to call.
 
-        A fresh buffer of this size costs more page faults than the copy itself; it is read before
-        the next gather overwrites it.
-        """
-        width = source.shape[1]
-        needed = len(index) * width
-        if len(self._workspace) < needed:
-            self._workspace = source.new_empty(1 << (needed - 1).bit_length())
-        out = self._workspace[:needed].view(-1, width)
-        return torch.index_select(source, 0, index, out=out)
+class _Workspace:
+    """A buffer that grows to the largest use and is overwritten by every next one.
+
+    A fresh tensor of this size would cost more page faults than the copy that fills it.
+    """
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._buffer = torch.empty(0, dtype=dtype)
+
+    def take(self, *shape: int) -> torch.Tensor:
+        """A contiguous tensor of ``shape`` at the start of the buffer."""
+        size = int(np.prod(shape))
+        if len(self._buffer) < size:
+            self._buffer = torch.empty(1 << (size - 1).bit_length(), dtype=self._buffer.dtype)
+        return self._buffer[:size].view(shape)
 
 
 def _indices(array: npt.NDArray[np.integer]) -> torch.Tensor:

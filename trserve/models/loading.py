@@ -147,37 +147,48 @@ def _assemble(spec: ModelSpec, read: _Source, progress: Progress | None) -> Deco
 def _layer(spec: ModelSpec, read: _Source, prefix: str) -> DecoderLayer:
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
 
-    def fused(names: tuple[str, ...], kind: str) -> torch.Tensor:
-        return torch.cat([_rotary_order(spec, name, read(f"{name}.{kind}")) for name in names])
-
-    def linear(names: tuple[str, ...], bias: bool) -> Linear:
-        return Linear(fused(names, "weight"), fused(names, "bias") if bias else None)
+    def linear(names: tuple[str, ...], bias: bool, norm: RMSNorm | None = None) -> Linear:
+        weight = _fuse(spec, [read(f"{name}.weight") for name in names])
+        if norm is not None and weight.dtype == torch.float32:
+            weight = weight * norm.scale
+        return Linear(
+            weight, _fuse(spec, [read(f"{name}.bias") for name in names]) if bias else None
+        )
 
     def norm(name: str) -> RMSNorm:
-        return RMSNorm(read(f"{prefix}{name}.weight"), spec.rms_norm_eps)
+        # In float32 the scale goes into the projection behind the norm; in bfloat16 that would
+        # round it a second time.
+        weight = read(f"{prefix}{name}.weight")
+        return RMSNorm(weight, spec.rms_norm_eps, scaled=weight.dtype != torch.float32)
 
-    projections = tuple(f"{attention}{kind}_proj" for kind in "qkv")
+    input_norm, mlp_norm = norm("input_layernorm"), norm("post_attention_layernorm")
+    qkv = tuple(f"{attention}{kind}_proj" for kind in "qkv")
     return DecoderLayer(
-        input_norm=norm("input_layernorm"),
-        qkv=linear(projections, spec.attention_bias),
+        input_norm=input_norm,
+        qkv=linear(qkv, spec.attention_bias, input_norm),
         qk_norm=_qk_norm(spec, read, attention) if spec.qk_norm else None,
         output=linear((f"{attention}o_proj",), spec.output_bias),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate_up=linear((f"{mlp}gate_proj", f"{mlp}up_proj"), spec.mlp_bias),
+        mlp_norm=mlp_norm,
+        gate_up=linear((f"{mlp}gate_proj", f"{mlp}up_proj"), spec.mlp_bias, mlp_norm),
         down=linear((f"{mlp}down_proj",), spec.mlp_bias),
     )
 
 
-def _rotary_order(spec: ModelSpec, name: str, rows: torch.Tensor) -> torch.Tensor:
-    rotated = name.endswith(("q_proj", "k_proj"))
-    return interleave(rows, spec.head_dim) if rotated else rows
+def _fuse(spec: ModelSpec, parts: list[torch.Tensor]) -> torch.Tensor:
+    """One projection of several: queries, keys and values by KV head, anything else in order."""
+    if len(parts) != 3:
+        return torch.cat(parts)
+    query, key, value = parts
+    parts = [interleave(query, spec.head_dim), interleave(key, spec.head_dim), value]
+    by_head = [part.reshape(spec.num_kv_heads, -1, *part.shape[1:]) for part in parts]
+    return torch.cat(by_head, dim=1).flatten(0, 1)
 
 
 def _qk_norm(spec: ModelSpec, read: _Source, attention: str) -> RMSNorm:
-    """One norm over query and key heads: one weight row a head."""
+    """One norm over a KV head's queries and its key: one weight row a head."""
     query = interleave(read(f"{attention}q_norm.weight"), spec.head_dim)
     key = interleave(read(f"{attention}k_norm.weight"), spec.head_dim)
-    rows = (query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1))
+    rows = (query.expand(spec.num_heads // spec.num_kv_heads, -1), key[None])
     return RMSNorm(torch.cat(rows), spec.rms_norm_eps)
 
 

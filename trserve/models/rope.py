@@ -59,7 +59,7 @@ class RotaryTable:
         self._table = self._rotations(256)
 
     def rows(self, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """Rotations of ``positions`` (int64 [T], all below ``length``), ``[T, 1, head_dim / 2]``.
+        """Rotations of ``positions`` (int64 [T], below ``length``), ``[T, 1, 1, head_dim / 2]``.
 
         The table grows in powers of two, so a long context pays for itself only when it comes.
         """
@@ -70,4 +70,4 @@ class RotaryTable:
     def _rotations(self, length: int) -> torch.Tensor:
         positions = torch.arange(length, dtype=torch.float32, device=self._frequencies.device)
         angles = torch.outer(positions, self._frequencies)
-        return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+        return torch.polar(torch.ones_like(angles), angles)[:, None, None]

@@ -17,8 +17,8 @@ class KVCache:
     block table names it, and padding reads from it. Padded scores are minus infinity, but a
     probability of zero times a NaN is a NaN: padding must never read what another row has left.
 
-    A slot's keys and values lie side by side (``layers[i]`` is ``[slots, 2, kv_heads, head_dim]``),
-    so that one copy writes both and one gather reads both.
+    The key and the value of a head lie side by side (``layers[i]`` is ``[slots, kv_heads, 2,
+    head_dim]``), so that one copy writes both and one gather reads both.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class KVCache:
         self.num_kv_heads = spec.num_kv_heads
         self.head_dim = spec.head_dim
         slots = (num_blocks + 1) * block_size
-        shape = (slots, 2, spec.num_kv_heads, spec.head_dim)
+        shape = (slots, spec.num_kv_heads, 2, spec.head_dim)
         self.layers = [
             torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)
         ]
@@ -48,8 +48,8 @@ class KVCache:
 
     def keys(self, layer: int) -> torch.Tensor:
         """View of one layer's keys, ``[slots, kv_heads, head_dim]``, the dummy block included."""
-        return self.layers[layer][:, 0]
+        return self.layers[layer][:, :, 0]
 
     def values(self, layer: int) -> torch.Tensor:
         """View of one layer's values, shaped as :meth:`keys`."""
-        return self.layers[layer][:, 1]
+        return self.layers[layer][:, :, 1]

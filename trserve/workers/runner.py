@@ -52,11 +52,13 @@ class TorchRunner:
         if inputs is None or inputs.step is not step:
             inputs = self._inputs = _InputViews(step)
         tokens, rows = step.num_tokens, step.num_rows
-        self._attention.plan(step, inputs.slots[:tokens])
+        buffers = self.decoder.buffers(tokens)
+        self._attention.plan(step, inputs.slots[:tokens], buffers.qkv, buffers.attended)
         length = int(step.kv_len[:rows].max())
         hidden = self.decoder.forward(
             inputs.token_ids[:tokens],
-            self.decoder.rotary.rows(inputs.positions[:tokens], length),
+            inputs.positions[:tokens],
+            length,
             self._attention,
             None if step.decode_only else inputs.query_start[1 : rows + 1] - 1,
         )
