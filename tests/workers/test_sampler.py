@@ -262,3 +262,16 @@ def test_arrays_may_be_longer_than_the_batch():
     got = Sampler().sample(logits, longer)
     assert got.dtype == np.int64
     assert got.tolist() == Sampler().sample(logits, exact).tolist()
+
+
+def test_remembered_numbers_change_nothing(monkeypatch):
+    """Blocks of random numbers are recomputed after being forgotten, and cross block borders."""
+    monkeypatch.setattr("trserve.workers.sampler._MAX_BLOCKS", 3)
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(4))
+    sampler = Sampler(model=1)
+    for first in (60, 0, 61, 200, 60):
+        params = row_sampling(5, positions=first + np.arange(5), seeds=np.uint64(2**63 + 5))
+        draws = uniforms(params.seeds, params.positions, 1, PURPOSE_SAMPLE)
+        expected = [reference_token(logits[r], 1.0, 0, 1.0, 0.0, draws[r]) for r in range(5)]
+        assert sampler.sample(logits, params).tolist() == expected
+        assert len(sampler._numbers) <= 3

@@ -32,6 +32,12 @@ _Int64Array = npt.NDArray[np.int64]
 _UInt32Array = npt.NDArray[np.uint32]
 _UInt64Array = npt.NDArray[np.uint64]
 
+_NUMBERS_KEPT = 64
+"""Random numbers computed at a time for one request."""
+
+_MAX_BLOCKS = 4096
+"""Blocks of random numbers remembered before all are forgotten: 2 MiB."""
+
 _ROUNDS = 10
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 _KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint32)
@@ -110,115 +116,138 @@ class Sampler:
 
     def __init__(self, model: int = 0) -> None:
         self.model = model
+        self._numbers: dict[tuple[int, int], _Float64Array] = {}
 
-    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: RowSampling) -> _Int64Array:
         """One token per row, int64 [B]; ``logits`` (float32 [B, V]) stays as it is.
 
         Greedy rows take the arg max, the lowest index where several are equal. Other rows take
         the first index at which the cumulative sum, in vocabulary order and float64, of the
-        filtered softmax exceeds uniform times its total. The filters are applied in the order
-        ``top_k``, ``top_p``, ``min_p``, each to what the one before has left; a token whose
-        probability equals the last one kept is kept too.
+        filtered ``softmax(logits / temperature)`` exceeds uniform times its total. The filters
+        are applied in the order ``top_k``, ``top_p``, ``min_p``, each to what the one before has
+        left; a token whose probability equals the last one kept is kept too.
 
         A row that holds a NaN or plus infinity, or nothing but minus infinity, gets ``NO_TOKEN``.
         """
-        count = len(logits)
+        # numpy, because on the CPU it shares the memory and its small operations cost a third.
+        array: npt.NDArray[np.float32] = logits.detach().cpu().numpy()
         if rows.banned:
-            logits = _ban(logits, rows.banned)
-        tokens, largest = _arg_max(logits)
-        sampled = np.flatnonzero(rows.temperatures[:count] >= GREEDY_BELOW)
-        if len(sampled):
-            if len(sampled) < count:
-                logits = logits[torch.from_numpy(sampled)]
-            tokens[sampled] = self._draw(logits, rows, sampled)
+            array = _ban(array, rows.banned)
+        tokens: _Int64Array = array.argmax(-1)
+        largest = array[np.arange(len(array)), tokens]
         # The arg max finds a NaN before any number, so its value tells whether the row is sound.
         finite = np.isfinite(largest)
+        sampled = np.flatnonzero(finite & (rows.temperatures[: len(array)] >= GREEDY_BELOW))
+        if len(sampled):
+            tokens[sampled] = self._draw(array[sampled], largest[sampled], rows, sampled)
         if not finite.all():
             tokens[~finite] = NO_TOKEN
         return tokens
 
-    def _draw(self, logits: torch.Tensor, rows: RowSampling, index: _Int64Array) -> _Int64Array:
-        """Tokens of the rows ``index``, whose logits are given."""
-        temperatures = _column(rows.temperatures[index], logits.device)
-        probabilities = torch.softmax(logits.double().div_(temperatures), -1)
-        probabilities = _filter(
-            probabilities, rows.top_k[index], rows.top_p[index], rows.min_p[index]
-        )
-        cumulative = probabilities.cumsum(-1)
-        draws = uniforms(rows.seeds[index], rows.positions[index], self.model, PURPOSE_SAMPLE)
-        targets = cumulative[:, -1:] * _column(draws, logits.device)
-        chosen: _Int64Array = torch.searchsorted(cumulative, targets, right=True).cpu().numpy()
-        return chosen[:, 0]
+    def _draw(
+        self,
+        logits: npt.NDArray[np.float32],
+        largest: npt.NDArray[np.float32],
+        rows: RowSampling,
+        index: _Int64Array,
+    ) -> _Int64Array:
+        """Tokens of the rows ``index``, whose logits and largest logits are given."""
+        # Not normalised: the filters compare ratios, and the draw scales by the total.
+        weights = logits.astype(np.float64)
+        weights -= largest[:, None]
+        weights /= rows.temperatures[index, None]
+        np.exp(weights, out=weights)
+        _filter(weights, rows.top_k[index], rows.top_p[index], rows.min_p[index])
+        cumulative = weights.cumsum(-1)
+        targets = self._uniforms(rows.seeds[index], rows.positions[index]) * cumulative[:, -1]
+        chosen: _Int64Array = (cumulative > targets[:, None]).argmax(-1)
+        return chosen
+
+    def _uniforms(self, seeds: _UInt64Array, positions: npt.NDArray[np.integer]) -> _Float64Array:
+        """:func:`uniforms` for sampling, remembered by blocks of positions.
+
+        The generator's rounds cost the same for one number as for a block of them, and a request
+        asks for one position after the other.
+        """
+        keys = [
+            (seed, position // _NUMBERS_KEPT)
+            for seed, position in zip(seeds.tolist(), positions.tolist(), strict=True)
+        ]
+        missing = list({key for key in keys if key not in self._numbers})
+        if missing:
+            self._remember(missing)
+        offsets = (positions % _NUMBERS_KEPT).tolist()
+        numbers = self._numbers
+        return np.array([numbers[key][at] for key, at in zip(keys, offsets, strict=True)])
+
+    def _remember(self, keys: list[tuple[int, int]]) -> None:
+        if len(self._numbers) + len(keys) > _MAX_BLOCKS:
+            self._numbers = {}
+        seeds = np.array([seed for seed, _ in keys], np.uint64).repeat(_NUMBERS_KEPT)
+        firsts = np.array([block * _NUMBERS_KEPT for _, block in keys])
+        positions = (firsts[:, None] + np.arange(_NUMBERS_KEPT)).reshape(-1)
+        numbers = uniforms(seeds, positions, self.model, PURPOSE_SAMPLE)
+        self._numbers.update(zip(keys, numbers.reshape(len(keys), -1), strict=True))
 
 
-def _arg_max(logits: torch.Tensor) -> tuple[_Int64Array, npt.NDArray[np.float32]]:
-    """Index and value of each row's largest entry; numpy's arg max is vectorised, torch's not."""
-    if logits.device.type == "cpu":
-        array = logits.numpy()
-        tokens = array.argmax(-1)
-        return tokens, array[np.arange(len(array)), tokens]
-    indices = logits.argmax(-1, keepdim=True)
-    return indices[:, 0].cpu().numpy(), logits.gather(1, indices)[:, 0].cpu().numpy()
-
-
-def _ban(logits: torch.Tensor, banned: Sequence[tuple[int, Sequence[int]]]) -> torch.Tensor:
+def _ban(
+    logits: npt.NDArray[np.float32], banned: Sequence[tuple[int, Sequence[int]]]
+) -> npt.NDArray[np.float32]:
     """A copy of ``logits`` with the banned tokens at minus infinity."""
-    pairs = [(row, token) for row, ids in banned for token in ids]
-    if not pairs:
-        return logits
-    row_index, token_index = torch.tensor(pairs, device=logits.device).unbind(-1)
-    logits = logits.clone()
-    logits[row_index, token_index] = -torch.inf
+    logits = logits.copy()
+    for row, ids in banned:
+        logits[row, list(ids)] = -np.inf
     return logits
 
 
 def _filter(
-    probabilities: torch.Tensor,
+    weights: _Float64Array,
     top_k: npt.NDArray[np.integer],
     top_p: npt.NDArray[np.floating],
     min_p: npt.NDArray[np.floating],
-) -> torch.Tensor:
-    """``probabilities`` (float64 [R, V]) with the tokens that the filters remove at zero.
+) -> None:
+    """Set to zero, in ``weights`` [R, V], the tokens that the filters remove.
 
-    Every filter is a lowest probability to keep, so their combination is the highest of these.
-    Not renormalised: the draw scales by the total.
+    Every filter is a lowest weight to keep, so their combination is the highest of these. The
+    largest weight of a row is 1, so ``min_p`` is its own threshold.
     """
-    device = probabilities.device
-    thresholds = None
+    thresholds: _Float64Array = np.asarray(min_p, np.float64)
     if (top_k > 0).any() or (top_p < 1.0).any():
-        thresholds = _top_thresholds(probabilities, top_k, top_p)
-    if (min_p > 0.0).any():
-        relative = probabilities.amax(-1, keepdim=True) * _column(min_p, device)
-        thresholds = relative if thresholds is None else torch.maximum(thresholds, relative)
-    if thresholds is None:
-        return probabilities
-    return probabilities.masked_fill(probabilities < thresholds, 0.0)
+        thresholds = np.maximum(thresholds, _top_thresholds(weights, top_k, top_p))
+    if thresholds.any():
+        np.copyto(weights, 0.0, where=weights < thresholds[:, None])
 
 
 def _top_thresholds(
-    probabilities: torch.Tensor, top_k: npt.NDArray[np.integer], top_p: npt.NDArray[np.floating]
-) -> torch.Tensor:
-    """The lowest probability that top_k, then top_p, keep in each row, [R, 1]."""
-    device, vocab = probabilities.device, probabilities.shape[-1]
-    limits = np.where(top_k > 0, np.minimum(top_k, vocab), vocab)
-    largest = int(limits.max())
-    if largest < vocab:
-        ordered = probabilities.topk(largest, -1).values
-    else:
-        ordered = probabilities.sort(-1, descending=True).values
-    last_kept = torch.from_numpy(limits - 1).to(device)[:, None]
-    thresholds = ordered.gather(1, last_kept)
-    if not (top_p < 1.0).any():
+    weights: _Float64Array, top_k: npt.NDArray[np.integer], top_p: npt.NDArray[np.floating]
+) -> _Float64Array:
+    """The lowest weight that top_k, then top_p, keep in each row, [R]; 0 where both are off."""
+    vocab = weights.shape[-1]
+    limits = np.where(top_k > 0, np.minimum(top_k, vocab), 1)
+    nucleus = top_p < 1.0
+    if nucleus.any():
+        # All weights up to (1 - top_p) of the mean weight together are less than what top_p may
+        # leave out. So only those above it need to be put in order.
+        bound = (1.0 - top_p) * weights.mean(-1)
+        needed = np.maximum((weights > bound[:, None]).sum(-1), 1)
+        limits = np.where(nucleus & (top_k <= 0), needed, limits)
+    ordered = _largest(weights, int(limits.max()))
+    row = np.arange(len(weights))
+    thresholds = np.where(top_k > 0, ordered[row, limits - 1], 0.0)
+    if not nucleus.any():
         return thresholds
     # A token is in the nucleus if those before it, in falling order, have less than top_p of all
     # that top_k has left: its ties included, which is why the total is not that of `ordered`.
-    total = probabilities.masked_fill(probabilities < thresholds, 0.0).sum(-1, keepdim=True)
+    total = np.where(weights >= thresholds[:, None], weights, 0.0).sum(-1)
     before = ordered.cumsum(-1) - ordered
-    kept = (before < total * _column(top_p, device)).sum(-1, keepdim=True)
-    nucleus = ordered.gather(1, (kept - 1).clamp_(min=0))
-    return torch.where(_column(top_p, device) < 1.0, torch.maximum(thresholds, nucleus), thresholds)
+    kept = (before < (top_p * total)[:, None]).sum(-1)
+    last = ordered[row, np.maximum(kept, 1) - 1]
+    return np.where(nucleus, np.maximum(thresholds, last), thresholds)
 
 
-def _column(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(values, np.float64)).to(device)[:, None]
+def _largest(weights: _Float64Array, count: int) -> _Float64Array:
+    """The ``count`` largest of each row, in falling order."""
+    vocab = weights.shape[-1]
+    if count < vocab:
+        weights = np.partition(weights, vocab - count, -1)[:, vocab - count :]
+    return np.sort(weights, -1)[:, ::-1]
