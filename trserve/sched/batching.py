@@ -8,10 +8,10 @@ waited long gets at least a quarter of the budget, so that a flood of decodes ca
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 SHORT_SUFFIX: Final = 16
-"""Rows of at most this many tokens go with the decodes."""
+"""Rows of at most this many tokens go with the decodes, unless a step is smaller than that."""
 
 STARVED_AFTER_NS: Final = 200_000_000
 STARVED_SHARE: Final = 4
@@ -32,17 +32,9 @@ class Candidate(Protocol):
 C = TypeVar("C", bound=Candidate)
 
 
-class Share(NamedTuple):
-    """How much of a step each kind of row may take."""
-
-    short_tokens: int
-    total_tokens: int
-
-
-def _budget(waiting_prompt_ns: int, max_tokens: int) -> Share:
-    if waiting_prompt_ns < STARVED_AFTER_NS:
-        return Share(max_tokens, max_tokens)
-    return Share(max_tokens - max_tokens // STARVED_SHARE, max_tokens)
+def _reserve(max_tokens: int) -> int:
+    """Tokens of a step that a starved prompt gets."""
+    return max(1, max_tokens // STARVED_SHARE)
 
 
 def choose_step(
@@ -55,21 +47,24 @@ def choose_step(
     """
     short: list[C] = []
     long: list[C] = []
+    # A short row is never cut, so each must fit a step whose reserve is taken, or it would never
+    # run; in a step too small for that, every row is long and first come is first served.
+    longest_short = min(SHORT_SUFFIX, max_tokens - _reserve(max_tokens))
     for request in runnable:
-        (short if request.remaining <= SHORT_SUFFIX else long).append(request)
-    waited = now_ns - long[0].runnable_since_ns if long else 0
-    share = _budget(waited, max_tokens)
-    row_limit = max_rows - 1 if long and share.short_tokens < max_tokens else max_rows
+        (short if request.remaining <= longest_short else long).append(request)
+    starved = bool(long) and now_ns - long[0].runnable_since_ns >= STARVED_AFTER_NS
+    row_limit = max_rows - starved
+    token_limit = max_tokens - _reserve(max_tokens) * starved
     chosen: list[tuple[C, int]] = []
     used = 0
     for request in short:
         tokens = request.remaining
-        if len(chosen) >= row_limit or used + tokens > share.short_tokens:
+        if len(chosen) >= row_limit or used + tokens > token_limit:
             break
         chosen.append((request, tokens))
         used += tokens
     for request in long:
-        left = share.total_tokens - used
+        left = max_tokens - used
         if len(chosen) >= max_rows or left <= 0:
             break
         tokens = min(request.remaining, left)
