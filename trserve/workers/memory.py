@@ -1,11 +1,14 @@
 """Who gives up KV blocks when a step needs more than are free. Knows no model and no slab words.
 
 Pending requests give theirs up first, the one that has been away longest before the others; then
-the newest runnable ones, never the oldest, so that progress is certain. Whoever loses blocks
-computes them again from its row. A request that cannot fit alone ends with ``length``.
+the newest runnable ones, but none that is older than the one that asks: else a stream of short
+suffixes could keep a long prompt from ever being computed. Whoever loses blocks computes them
+again from its row. A request that cannot fit alone ends with ``length``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from trserve.workers.request import Request
 from trserve.workers.table import RequestTable
@@ -14,35 +17,52 @@ Plan = list[tuple[Request, int]]
 
 
 def fit_to_memory(plan: Plan, table: RequestTable) -> tuple[Plan, Request | None]:
-    """Give every row of ``plan`` its blocks, dropping rows from the end where they run out.
+    """Give every row of ``plan`` its blocks, leaving out those that find none.
 
     Returns the rows that can run, and the request that cannot fit even alone, if there is one.
     """
     fitted: Plan = []
     for request, tokens in plan:
-        if not _make_room(request, request.num_computed + tokens, table, fitted):
-            break
-        fitted.append((request, tokens))
-    too_large = plan[0][0] if plan and not fitted else None
-    return fitted, too_large
+        if _make_room(request, tokens, table, _newer(request, table, fitted)):
+            fitted.append((request, tokens))
+    if fitted or not plan:
+        return fitted, None
+    # Older ones that are in no row of this plan hold everything. Somebody must go on.
+    request, tokens = plan[0]
+    if _make_room(request, tokens, table, _others(request, table)):
+        return [plan[0]], None
+    return [], request
 
 
-def _make_room(request: Request, length: int, table: RequestTable, fitted: Plan) -> bool:
-    pool = table.pool
-    while not pool.extend(request, length):
-        victim = _victim(request, table, fitted)
-        if victim is None:
-            return False
+def _make_room(
+    request: Request, tokens: int, table: RequestTable, runnable: Iterator[Request]
+) -> bool:
+    """Give ``request`` blocks for ``tokens`` more; nobody loses any unless that is enough."""
+    pool, length = table.pool, request.num_computed + tokens
+    if pool.extend(request, length):
+        return True
+    victims = [*table.pending_with_blocks(), *runnable]
+    if pool.missing(request, length) > pool.num_free + sum(v.num_blocks for v in victims):
+        return False
+    for victim in victims:
         table.drop_kv(victim)
+        if pool.extend(request, length):
+            break
     return True
 
 
-def _victim(request: Request, table: RequestTable, fitted: Plan) -> Request | None:
-    pending = table.pending_with_blocks()
-    if pending:
-        return pending[0]
-    keep = {id(request), *(id(row) for row, _ in fitted)}
+def _newer(request: Request, table: RequestTable, fitted: Plan) -> Iterator[Request]:
+    """Those with blocks that became runnable after ``request``, newest first."""
+    keep = {id(row) for row, _ in fitted}
     for candidate in reversed(table.runnable.values()):
+        if candidate is request:
+            return
         if candidate.num_blocks and id(candidate) not in keep:
-            return candidate
-    return None
+            yield candidate
+
+
+def _others(request: Request, table: RequestTable) -> Iterator[Request]:
+    """Those with blocks but for ``request``, newest first."""
+    for candidate in reversed(table.runnable.values()):
+        if candidate.num_blocks and candidate is not request:
+            yield candidate
