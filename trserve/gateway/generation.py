@@ -100,14 +100,14 @@ class Generation:
     def _extras(self, baton: Baton) -> Extras:
         """The extras of the last hop that is stable while they are read.
 
-        A stop string can end an answer while the request still moves; two hops during the read
-        would have refilled the bank.
+        A stop string can end an answer while the request still moves; only the bank that the word
+        names before and after the read was left alone meanwhile.
         """
         while True:
             extras = read_extras(self._slab.extras(self.slot.index, baton.bank))
             load_fence()
             again = unpack(self._slab.baton[self.slot.index])
-            if again.hop - baton.hop <= 1:
+            if (again.hop, again.bank) == (baton.hop, baton.bank):
                 return extras
             baton = again
 

@@ -16,6 +16,7 @@ import numpy as np
 from trserve.errors import RequestError
 from trserve.ipc.baton import Finish, SlotState, pack, unpack
 from trserve.ipc.extras import Extras, write_extras
+from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import PARAMS_BYTES
 from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import Descriptor, Kind
@@ -71,16 +72,18 @@ class SlotTable:
                 "give fewer stop_token_ids",
                 param="stop_token_ids",
             )
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
         slab, slot, gen = self._slab, self._free.pop(), next(self._generations)
-        length = len(prompt_ids)
+        length = len(prompt)
         slab.baton[slot] = _FILLING
         slab.gen[slot] = gen
         slab.prompt_len[slot] = length
         slab.limit[slot] = limit
         slab.sent[slot] = 1 << entry
-        slab.tokens[slot, :length] = np.asarray(prompt_ids, dtype=np.int32)
+        slab.tokens[slot, :length] = prompt
         slab.write_params(slot, params)
-        write_extras(slab.extras(slot, 0), Extras(time.monotonic_ns(), 0, empty=False))
+        now = time.monotonic_ns()
+        write_extras(slab.extras(slot, 0), Extras(now, 0, empty=False, length=length))
         self._outbox.store_baton(slot, pack(length, entry, SlotState.LIVE, Finish.NONE, 0, 0))
         self._outbox.send(entry, Descriptor(Kind.RUN, slot, gen, 0))
         self._outbox.flush()
@@ -120,6 +123,7 @@ class SlotTable:
         slab = self._slab
         if unpack(slab.baton[index]).state is not SlotState.DONE:
             return False
+        load_fence()  # nobody adds to ``sent`` once the word says DONE
         sent = slab.sent[index]
         workers = range(slab.layout.workers)
         return all(slab.closed[w][index] == gen for w in workers if sent >> w & 1)

@@ -82,13 +82,18 @@ class Slab:
     Attributes (S slots, W workers, R tokens a row):
         baton, gen, cancel, sent, prompt_len, limit: memoryviews of S int64 words.
         closed: W memoryviews of S int64 words.
-        baton_vector, cancel_vector, gen_vector: the same memory for numpy, whole-array use only.
+        baton_vector: the same memory for numpy, whole-array use only.
         tokens: int32 [S, R]; source: uint8 [S, R].
         workers: one WorkerWords per worker.
     """
 
     def __init__(self, fd: int, layout: Layout, *, create: bool = False) -> None:
         self.layout = layout
+        if os.fstat(fd).st_size != layout.size:
+            raise StartupError(
+                f"the slab has {os.fstat(fd).st_size} bytes, this layout {layout.size}: "
+                "launcher and child are different versions of trserve"
+            )
         self._map = mmap.mmap(fd, layout.size)
         self._bytes = memoryview(self._map)
         self.header = self._words("header")
@@ -107,8 +112,6 @@ class Slab:
         slots, row = layout.slots, layout.row_tokens
         self.closed = [closed[w * slots : (w + 1) * slots] for w in range(layout.workers)]
         self.baton_vector = self._array("baton", np.int64, (slots,))
-        self.cancel_vector = self._array("cancel", np.int64, (slots,))
-        self.gen_vector = self._array("gen", np.int64, (slots,))
         self.tokens = self._array("tokens", np.int32, (slots, row))
         self.source = self._array("source", np.uint8, (slots, row))
         self.workers = [WorkerWords(self._worker_line(w)) for w in range(layout.workers)]

@@ -129,12 +129,16 @@ class Request:
         """Take ``event``. Raises ValueError for an illegal move."""
         self.state = advance(self.state, event)
 
-    def take_baton(self, baton: Baton, now_ns: int) -> None:
-        """Note what a baton word that names this worker says."""
+    def take_baton(self, baton: Baton, arrival_length: int, now_ns: int) -> None:
+        """Note what a baton word that names this worker says.
+
+        ``arrival_length`` is the row's length when the baton came; a successor of a worker that
+        ended finds it longer already.
+        """
         self.length = self.visible = baton.length
         self.hop = baton.hop
         self.bank = baton.bank
-        self.committed_here = 0
+        self.committed_here = baton.length - arrival_length
         self.runnable_since_ns = now_ns
         # A step never computes 0 tokens: with nothing new to take in, the last one is repeated.
         self.num_computed = min(self.num_computed, baton.length - 1)

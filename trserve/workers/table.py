@@ -93,13 +93,12 @@ class RequestTable:
                 self.sync(slot, slab.gen[slot])
 
     def cancelled(self) -> list[Request]:
-        """Runnable requests whose cancel word is set, found by one comparison of all words.
+        """Runnable requests whose cancel word is set.
 
         A CANCEL descriptor that was lost thus costs one step, not the rest of the request.
         """
-        hits = np.flatnonzero(self._slab.cancel_vector == self._slab.gen_vector)
-        found = (self.runnable.get(slot) for slot in hits.tolist())
-        return [r for r in found if r is not None and self._slab.cancel[r.slot] == r.gen]
+        cancel = self._slab.cancel
+        return [r for r in self.runnable.values() if cancel[r.slot] == r.gen]
 
     def _create(self, slot: int, gen: int) -> Request:
         slab = self._slab
@@ -122,7 +121,7 @@ class RequestTable:
         request.pending_ns = extras.pending_ns
         request.last_store_ns = extras.stored_ns
         request.extras = extras.router
-        request.take_baton(baton, time.monotonic_ns())
+        request.take_baton(baton, extras.length, time.monotonic_ns())
         self.runnable[request.slot] = request
         self.on_arrival(request)
 
@@ -181,7 +180,8 @@ class RequestTable:
         now = time.monotonic_ns()
         away = now - request.last_store_ns if self._index else 0
         bank = self._slab.extras(request.slot, request.bank ^ 1)
-        write_extras(bank, Extras(now, request.pending_ns + away, empty, router_extras))
+        pending = request.pending_ns + away
+        write_extras(bank, Extras(now, pending, empty, request.length, router_extras))
 
     def _close(self, slot: int, gen: int, request: Request | None) -> None:
         if request is not None:
