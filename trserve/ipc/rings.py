@@ -92,6 +92,7 @@ class RingConsumer(_Ring):
         if count == self._overflows:
             return False
         self._overflows = count
+        load_fence()  # the batons that did not fit were stored before the count
         return True
 
     def drain(self) -> list[Descriptor]:

@@ -90,13 +90,13 @@ class WorkerLoop:
 
     def _take_in(self, *, by_belt: bool) -> None:
         # Silenced before the rings are drained: what is published from here on rings again.
-        silence(self._bell)
+        missed = not silence(self._bell) and by_belt
         for ring in self._rings:
             if ring.overflowed():
                 ring.drain()
                 self._table.rescan()
             for descriptor in ring.drain():
-                if by_belt:
+                if missed:
                     self.belt_finds += 1
                     log.warning("the belt found %s: a doorbell was missed", descriptor)
                 self._table.sync(descriptor.slot, descriptor.gen)
