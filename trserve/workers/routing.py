@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import index
 
 import numpy as np
 import torch
@@ -87,11 +88,11 @@ class Routing:
         answer = self.router.route(result)
         if isinstance(answer, torch.Tensor | np.ndarray):
             answer = answer.tolist()
-        found = list(answer)
+        found = [index(destination) for destination in answer]
         if len(found) != len(result.requests):
             raise ValueError(f"route returned {len(found)} rows for {len(result.requests)}")
         for destination in found:
-            if not isinstance(destination, int) or not 0 <= destination <= len(self.router.peers):
+            if not 0 <= destination <= len(self.router.peers):
                 raise ValueError(
                     f"route returned {destination!r}; 0 to {len(self.router.peers)} are valid"
                 )
