@@ -9,6 +9,7 @@ bounded queue, and beyond that are refused.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from trserve.ipc.doorbell import silence
 from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
 
+log = logging.getLogger(__name__)
 MAX_WAITING: Final = 1024
 _RETRY_AFTER_S: Final = 1
 
@@ -84,13 +86,19 @@ class Dispatcher:
             asyncio.CancelledError: the caller gave up waiting.
         """
         await self._turn()
-        slot = self._slots.publish(job.prompt_ids, job.params, limit=job.limit, entry=job.entry)
+        try:
+            slot = self._slots.publish(job.prompt_ids, job.params, limit=job.limit, entry=job.entry)
+        except RequestError:
+            # The slot is still free, and nothing else would tell whoever waits for one.
+            self._admit_waiting()
+            raise
         generation = job.start(slot)
-        self._seen[slot.index] = self._slab.baton[slot.index]
         self._live[slot.index] = generation
-        # The worker may have been faster than the line above.
-        generation.advance(self._slab.baton[slot.index])
-        self._settle(generation)
+        # The worker may have been faster than this line.
+        word = self._slab.baton[slot.index]
+        load_fence()
+        self._seen[slot.index] = word
+        self._advance(generation, word)
         return generation
 
     async def _turn(self) -> None:
@@ -111,7 +119,7 @@ class Dispatcher:
         except asyncio.CancelledError:
             if turn in self._waiting:
                 self._waiting.remove(turn)
-            elif turn.done() and not turn.cancelled():
+            elif turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._granted -= 1
                 self._admit_waiting()
             raise
@@ -137,8 +145,7 @@ class Dispatcher:
         for index in changed.tolist():
             generation = self._live.get(index)
             if generation is not None:
-                generation.advance(int(words[index]))
-                self._settle(generation)
+                self._advance(generation, int(words[index]))
         self._collect()
 
     def resume(self, generation: Generation) -> None:
@@ -146,9 +153,17 @@ class Dispatcher:
         if self._live.get(generation.slot.index) is generation:
             word = self._slab.baton[generation.slot.index]
             load_fence()
-            generation.advance(word)
-            self._settle(generation)
+            self._advance(generation, word)
             self._collect()
+
+    def _advance(self, generation: Generation, word: int) -> None:
+        """Serve one stream; a bug that shows in it must not silence the others of this turn."""
+        try:
+            generation.advance(word)
+        except Exception:
+            log.exception("a stream failed")
+            generation.fail(RequestError("internal error; see the server's log", status=500))
+        self._settle(generation)
 
     def _settle(self, generation: Generation) -> None:
         """Give up the slot of a generation that has ended."""
