@@ -125,7 +125,8 @@ class StreamSink:
         self._open = False
         self._first = True
         self._early: list[bytes] = []
-        self._held = Delta("", [], [], None, None)
+        self._held_ids: list[int] = []
+        self._held_sources: list[int] = []
         self._format = StreamFormat(
             kind=request.kind,
             response_id=_new_id(request),
@@ -144,19 +145,13 @@ class StreamSink:
 
     def take(self, delta: Delta) -> None:
         """Send an event if there is anything to show; ids of tokens without text wait for it."""
-        if self._held.token_ids:
-            delta = Delta(
-                delta.text,
-                self._held.token_ids + delta.token_ids,
-                self._held.sources + delta.sources,
-                delta.finish_reason,
-                delta.stop_reason,
-            )
+        if self._extras.wanted:
+            self._held_ids += delta.token_ids
+            self._held_sources += delta.sources
         if not delta.text and delta.finish_reason is None:
-            self._held = delta
             return
-        self._held = Delta("", [], [], None, None)
         self._write(self._events(delta))
+        self._held_ids, self._held_sources = [], []
         if not self.begun.done():
             self.begun.set_result(None)
         if delta.finish_reason is not None and not self.ended.done():
@@ -164,13 +159,12 @@ class StreamSink:
 
     def _events(self, delta: Delta) -> bytes:
         request = self.request
-        extra = self._extras.encode(delta.token_ids, delta.sources) if self._extras.wanted else None
         event = self._format.delta(
             delta.text,
             first=self._first,
             finish_reason=delta.finish_reason,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
-            extra=extra,
+            extra=self._extras.encode(self._held_ids, self._held_sources),
             usage=self.usage() if request.continuous_usage_stats else None,
         )
         self._first = False
