@@ -144,7 +144,9 @@ class App:
         extras = Extras(request, self._service.model_names)
         with Exchange(self._dispatcher, connection) as exchange:
             if request.stream:
-                chunked = scope["http_version"] == "1.1"
+                chunked = scope["http_version"] != "1.0"
+                if not chunked:
+                    connection.send_unframed()
                 await self._stream(
                     exchange, StreamSink(request, extras, model, connection, chunked), send
                 )

@@ -47,6 +47,21 @@ class Connection(HttpToolsProtocol):
         """Write to the socket now; the caller frames the data."""
         self.transport.write(data)
 
+    @property
+    def flushed(self) -> bool:
+        """Whether all that was written is in the kernel's hands."""
+        return self.transport.is_closing() or not self.transport.get_write_buffer_size()
+
+    def send_unframed(self) -> None:
+        """Let the response end with the connection: HTTP/1.0 knows no chunks."""
+        self.cycle.chunked_encoding = False
+
+    def refuse_incomplete(self) -> None:
+        """Close if a request has begun whose body is not here yet."""
+        cycle = self.cycle
+        if cycle is not None and cycle.more_body and not cycle.response_complete:
+            self.transport.close()
+
     # -- requests ----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
@@ -83,7 +98,8 @@ class Connection(HttpToolsProtocol):
         which a client must ignore (RFC 9110, 15.2) and a closed socket answers with a reset.
         """
         cycle = self.cycle
-        if cycle is None or cycle.response_complete:
+        # A body that is not complete never will be.
+        if cycle is None or cycle.response_complete or cycle.more_body:
             return False
         if not cycle.response_started and self.scope["http_version"] == "1.1":
             self.transport.write(_PROBE)

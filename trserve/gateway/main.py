@@ -117,6 +117,8 @@ class Gateway:
 
     def _drain(self) -> None:
         """Tell the launcher as soon as no request is open."""
+        for connection in tuple(self._server_state.connections):
+            connection.refuse_incomplete()  # type: ignore[union-attr]
         self._dispatcher.on_idle = self._on_idle
         self._dispatcher.check_idle()
 
@@ -126,11 +128,19 @@ class Gateway:
         asyncio.get_running_loop().call_soon(self._report_drained)
 
     def _report_drained(self) -> None:
-        if self._server_state.tasks:
+        state = self._server_state
+        # What a slow client has not taken yet would be lost with this process.
+        if state.tasks or not all(connection.flushed for connection in state.connections):  # type: ignore[union-attr]
             asyncio.get_running_loop().call_later(0.01, self._report_drained)
         else:
             self._control.send({"type": "drained"})
             self._on_control()
+
+
+def _on_sigterm(arguments: ChildArguments) -> None:
+    """The launcher's death; while it lives, the signal is its to act on (a whole group got it)."""
+    if os.getppid() != arguments.parent:
+        _leave_abandoned(arguments.control)
 
 
 def _leave_abandoned(control_endpoint: str) -> None:
@@ -174,7 +184,7 @@ def main() -> int:
     """Load, serve, leave; returns the exit code."""
     arguments = parse_child_arguments()
     # SIGTERM, not SIGKILL, when the launcher dies: somebody must remove its directory.
-    signal.signal(signal.SIGTERM, lambda *_: _leave_abandoned(arguments.control))
+    signal.signal(signal.SIGTERM, lambda *_: _on_sigterm(arguments))
     begin_child(arguments, parent_death=signal.SIGTERM)
     control = ControlClient(arguments.control, GATEWAY_IDENTITY)
     import uvloop
