@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.process import spawn, thread_environment
 
+log = logging.getLogger(__name__)
 KILL_AFTER_S = 5.0
 
 
@@ -84,10 +86,20 @@ class Children:
         return child
 
     def kill_all(self) -> None:
-        """SIGKILL, and reap, whoever is left."""
+        """SIGKILL, and reap, whoever is left.
+
+        One that the kernel does not let go in time (a hung device) is given up, not waited for:
+        it cannot run another instruction of ours.
+        """
         for child in self:
             child.process.kill()
         deadline = time.monotonic() + KILL_AFTER_S
         for child in self:
-            child.process.wait(max(0.0, deadline - time.monotonic()))
-            self.reap(child.pidfd)
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.error("%s does not end although it was killed", child.title)
+                self._by_pidfd.pop(child.pidfd)
+                os.close(child.pidfd)
+            else:
+                self.reap(child.pidfd)

@@ -132,13 +132,21 @@ class Launcher:
                 self._on_signals(os.read(self._wakeup_read, 64))
             elif key.fd != self._control.fd:
                 self._on_child_end(key.fd)
-        # After every wake, and after every send: the control descriptor is edge-triggered.
-        for identity, message in self._control.receive_all():
-            self._on_message(identity, message)
+        self._receive()
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._on_deadline()
+            self._receive()
         if self._state is ServerState.STOPPING and not len(self._children):
             self._move(ServerEvent.CHILDREN_GONE)
+
+    def _receive(self) -> None:
+        """Take in control messages: after every wake and every send, until none is left.
+
+        The descriptor is edge-triggered, and answering a message is a send.
+        """
+        while messages := self._control.receive_all():
+            for identity, message in messages:
+                self._on_message(identity, message)
 
     def _wait_s(self) -> float:
         if self._deadline is None:
@@ -183,11 +191,12 @@ class Launcher:
 
     def _on_child_end(self, pidfd: int) -> None:
         # Its last words may still be on the way; they are the root cause.
-        for identity, message in self._control.receive_all():
-            self._on_message(identity, message)
-        self._selector.unregister(pidfd)
+        self._receive()
         child = self._children.reap(pidfd)
-        if child is not None and self._state is not ServerState.STOPPING:
+        if child is None:
+            return  # killed and reaped since the select that reported it
+        self._selector.unregister(pidfd)
+        if self._state is not ServerState.STOPPING:
             self._on_loss(child)
 
     def _on_loss(self, child: Child) -> None:

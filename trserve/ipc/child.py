@@ -81,9 +81,16 @@ def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
 
 
 def begin_child(arguments: ChildArguments, parent_death: int = signal.SIGKILL) -> None:
-    """A child's first act: end with the launcher, leave Ctrl-C to it, log to standard error."""
+    """A child's first act: end with the launcher, leave signals to it, log to standard error.
+
+    SIGTERM too: a service manager sends it to every process of the group, and the launcher alone
+    knows how to end without cutting an answer. (Where it is the sign of the launcher's death, the
+    child has its own handler.)
+    """
     die_with_parent(arguments.parent, parent_death)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if parent_death != signal.SIGTERM:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     name = "gateway" if arguments.index < 0 else f"worker-{arguments.index}"
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"trserve {name}: %(message)s"
