@@ -7,6 +7,7 @@ without looking at either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final
@@ -73,7 +74,7 @@ def parse_bytes(text: str) -> int:
     unit = units.get(digits[-1:], 1)
     try:
         value = int(float(digits[:-1] if unit > 1 else digits) * unit)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is no size; write 2g, 512m or a number of bytes") from None
     if value <= 0:
         raise ValueError(f"{text!r} must be more than nothing")
@@ -243,8 +244,8 @@ def _check(config: LaunchConfig) -> None:
         raise ConfigError(f"--max-model-len {config.model.max_model_len}: must be positive")
     if not 0 <= config.endpoint.port <= 65535:
         raise ConfigError(f"--port {config.endpoint.port}: must be 0 to 65535")
-    if config.faults.drain_timeout < 0:
-        raise ConfigError(f"--drain-timeout {config.faults.drain_timeout:g}: must not be negative")
+    if not 0 <= config.faults.drain_timeout < math.inf:
+        raise ConfigError(f"--drain-timeout {config.faults.drain_timeout:g}: must be 0 or more")
     threads = config.placement.threads
     if threads and len(threads) != len(models):
         raise ConfigError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -58,13 +59,19 @@ def sweep_dead_instances() -> list[Path]:
     removed = []
     for path in Path(tempfile.gettempdir()).glob(_prefix() + "*"):
         try:
-            dead = path.stat().st_uid == os.getuid() and _is_dead(path)
+            dead = _is_ours(path) and _is_dead(path)
         except FileNotFoundError:
             continue  # its owner removed it meanwhile
         if dead:
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
     return removed
+
+
+def _is_ours(path: Path) -> bool:
+    # Not following links: anybody may put one with this name into a shared directory.
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def _is_dead(path: Path) -> bool:
