@@ -1,0 +1,57 @@
+"""A slab for tests, and what hangs on it: views, rings and doorbells, all in one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trserve.ipc.doorbell import create_doorbell
+from trserve.ipc.layout import Layout
+from trserve.ipc.publish import Outbox
+from trserve.ipc.rings import RingConsumer, RingProducer
+from trserve.ipc.slab import Slab, create_slab_file
+
+
+@dataclass
+class Memory:
+    """One slab and the doorbells of its workers and gateway."""
+
+    layout: Layout
+    fd: int
+    bells: tuple[int, ...]
+
+    def slab(self) -> Slab:
+        return Slab(self.fd, self.layout)
+
+    def producers(self, slab: Slab, producer: int) -> dict[int, RingProducer]:
+        return {
+            worker: RingProducer(slab.ring_words(producer, worker))
+            for worker in range(self.layout.workers)
+            if worker != producer
+        }
+
+    def consumers(self, slab: Slab, worker: int) -> list[RingConsumer]:
+        return [
+            RingConsumer(slab.ring_words(producer, worker))
+            for producer in range(self.layout.workers + 1)
+            if producer != worker
+        ]
+
+    def outbox(self, slab: Slab, producer: int) -> Outbox:
+        worker = producer if producer < self.layout.workers else None
+        return Outbox(slab, self.producers(slab, producer), self.bells, worker=worker)
+
+
+@contextmanager
+def memory(*, slots: int = 4, row_tokens: int = 64, workers: int = 2) -> Iterator[Memory]:
+    layout = Layout(slots=slots, row_tokens=row_tokens, workers=workers)
+    fd = create_slab_file(layout)
+    Slab(fd, layout, create=True)
+    bells = tuple(create_doorbell() for _ in range(workers + 1))
+    try:
+        yield Memory(layout, fd, bells)
+    finally:
+        for each in (fd, *bells):
+            os.close(each)
