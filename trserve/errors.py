@@ -26,6 +26,7 @@ class RequestError(TrserveError):
         param: name of the offending request field, or None.
         code: machine-readable code, for example ``context_length_exceeded``.
         retry_after: seconds after which a retry makes sense (sent as ``Retry-After``).
+        allow: the methods that a route takes (sent as ``Allow``, with status 405).
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class RequestError(TrserveError):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -43,6 +45,7 @@ class RequestError(TrserveError):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.allow = allow
 
     @property
     def type(self) -> str:

@@ -96,7 +96,9 @@ class App:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if method not in methods:
             allowed = ", ".join(methods)
-            raise RequestError(f"{path} takes {allowed}, not {scope['method']}", status=405)
+            raise RequestError(
+                f"{path} takes {allowed}, not {scope['method']}", status=405, allow=allowed
+            )
         return methods[method]
 
     # -- cold routes -------------------------------------------------------------------------
@@ -199,5 +201,7 @@ async def _send_error(send: Send, error: RequestError) -> None:
     headers = [_JSON, (b"content-length", str(len(body)).encode())]
     if error.retry_after is not None:
         headers.append((b"retry-after", str(error.retry_after).encode()))
+    if error.allow is not None:
+        headers.append((b"allow", error.allow.encode()))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
