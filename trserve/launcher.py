@@ -232,6 +232,8 @@ class Launcher:
             child.failure = (f"{child.title}: {message['message']}", message["exit_code"])
         elif kind == "ready":
             self._on_ready(child, message)
+        elif kind == "serving":
+            self._on_serving()
         elif kind == "drained" and self._state is ServerState.DRAINING:
             self._finish_drain()
 
@@ -239,11 +241,13 @@ class Launcher:
         child.ready = True
         if child.identity == worker_identity(0):
             self._router_parameters = message["router_parameters"]
-        if self._state is ServerState.STARTING and all(child.ready for child in self._children):
-            self._control.send(
-                GATEWAY_IDENTITY,
-                {"type": "serve", "router_parameters": self._router_parameters},
-            )
+        if all(child.ready for child in self._children):
+            parameters = self._router_parameters
+            self._control.send(GATEWAY_IDENTITY, {"type": "serve", "router_parameters": parameters})
+
+    def _on_serving(self) -> None:
+        """The gateway takes requests: now the ready line is true."""
+        if self._state is ServerState.STARTING:
             self._move(ServerEvent.ALL_READY)
             host, port = self._listener.getsockname()[:2]
             banner.show_ready(self._plan, host, port)

@@ -1,4 +1,4 @@
-"""Liveness, readiness, metrics and the ready line, as probes and scripts see them."""
+"""Liveness, readiness and the ready line, as probes and scripts see them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,6 @@ def test_standard_output_has_the_ready_line_alone(server):
 
 def test_one_process_per_model_beside_gateway_and_launcher(server):
     assert len(server.children()) >= len(server.models) + 1
-
-
-def test_metrics_are_an_exposition(server):
-    response = server.request("GET", "/metrics")
-    assert response.status == 200
-    assert response.headers["content-type"].startswith("text/plain")
-    lines = response.body.decode().splitlines()
-    samples = [line for line in lines if line and not line.startswith("#")]
-    assert any(line.startswith("trserve_") for line in samples)
-    sample = re.compile(r"[a-zA-Z_:][\w:]*(\{.*\})? (NaN|[-+]?(Inf|[\d.e+-]+))( \d+)?")
-    assert [line for line in samples if not sample.fullmatch(line)] == []
-    typed = [line.split()[2] for line in lines if line.startswith("# TYPE ")]
-    assert len(typed) == len(set(typed))
 
 
 def test_responses_carry_a_request_id(server):

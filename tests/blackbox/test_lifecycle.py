@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.procfs import cpu_seconds
-from tests.serverproc import Server
+from tests.serverproc import Server, wait_until
 
 ARGS = ("--device", "cpu")
 GONE_S = 10.0
@@ -81,7 +81,7 @@ def test_next_start_sweeps_what_a_killed_instance_left():
     with Server(ARGS) as dead:
         others = set(dead.runtime.rglob("*"))
         dead.kill_all()
-        assert not dead.leftovers().processes
+        assert not wait_until(lambda: dead.leftovers().processes, lambda left: not left, GONE_S)
         assert not dead.leftovers().shared_memory
         with Server(ARGS, runtime=dead.runtime) as successor:
             assert_answers(successor)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
+import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from enum import Enum
 from typing import Any, Final
@@ -31,6 +33,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 MAX_BODY_BYTES: Final = 32 * 2**20
+_LABEL: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 LONG_TEXT_CHARS: Final = 10_000
 _JSON: Final = (b"content-type", b"application/json")
 _STREAM_HEADERS: Final = [
@@ -62,6 +65,10 @@ class App:
         self._health = health
         self._created = int(time.time())
         self.phase = Phase.LOADING
+        self._labels = [
+            (b"x-trserve-router", service.router_name.encode()),
+            (b"x-trserve-version", __version__.encode()),
+        ]
         self._routes: dict[str, dict[str, Callable[..., Awaitable[None]]]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
@@ -74,6 +81,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every failure has an OpenAI error envelope."""
+        send = self._labelled(scope, send)
         try:
             await self._handler(scope)(scope, receive, send)
         except RequestError as error:
@@ -85,6 +93,17 @@ class App:
             await _send_error(
                 send, RequestError("internal error; see the server's log", status=500)
             )
+
+    def _labelled(self, scope: Scope, send: Send) -> Send:
+        """``send`` with the headers of every response: request id, router and version."""
+        labels = [(b"x-request-id", _request_id(scope)), *self._labels]
+
+        async def labelled(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *labels]
+            await send(message)
+
+        return labelled
 
     def _handler(self, scope: Scope) -> Callable[..., Awaitable[None]]:
         path: str = scope["path"]
@@ -173,6 +192,15 @@ class App:
         sink.open()
         await sink.ended
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The client's own label if it is one, else a new id. Never a key to anything."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _LABEL.fullmatch(value):
+            label: bytes = value
+            return label
+    return uuid.uuid4().hex.encode()
 
 
 async def _read_body(receive: Receive) -> bytes:

@@ -93,8 +93,10 @@ class Gateway:
     # -- control -----------------------------------------------------------------------------
 
     def _on_control(self) -> None:
-        for message in self._control.receive_all():
-            self._on_message(message)
+        # Until none is left: answering a message is a send, which can swallow the next edge.
+        while messages := self._control.receive_all():
+            for message in messages:
+                self._on_message(message)
 
     def _on_message(self, message: Message) -> None:
         from trserve.gateway.app import Phase
@@ -103,6 +105,7 @@ class Gateway:
         if kind == "serve":
             self._service.set_router_parameters(message["router_parameters"])
             self._app.phase = Phase.SERVING
+            self._control.send({"type": "serving"})
         elif kind == "drain":
             self._app.phase = Phase.DRAINING
             self._drain()
