@@ -16,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEADERS: Final = 128
 MAX_HEADER_BYTES: Final = 64 * 1024
 STALLED_CLIENT_S: Final = 60.0
+SECOND_PROBE_S: Final = 0.02
+PROBE_EVERY_S: Final = 1.0
 
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -94,17 +96,24 @@ class Connection(HttpToolsProtocol):
         """The client sends no more; it may still read (a half-closed connection).
 
         A closed socket looks the same from here until something is written to it. A stream finds
-        out with its next token; an answer that is sent as a whole asks with an interim response,
-        which a client must ignore (RFC 9110, 15.2) and a closed socket answers with a reset.
+        out with its next token; an answer that has not begun asks with interim responses, which
+        a client must ignore (RFC 9110, 15.2). A closed socket answers the first with a reset, and
+        the second meets the reset: reading has ended, so only a write can find it.
         """
         cycle = self.cycle
         # A body that is not complete never will be.
         if cycle is None or cycle.response_complete or cycle.more_body:
             return False
-        if not cycle.response_started and self.scope["http_version"] == "1.1":
-            self.transport.write(_PROBE)
         cycle.keep_alive = False
+        if self.scope["http_version"] == "1.1":
+            self._probe(SECOND_PROBE_S)
         return True
+
+    def _probe(self, next_after_s: float) -> None:
+        if self.lost or self.cycle.response_started:
+            return
+        self.transport.write(_PROBE)
+        self.loop.call_later(next_after_s, self._probe, PROBE_EVERY_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
