@@ -1,0 +1,282 @@
+"""Workers without weights: a model that is a hash, a router that is another, and their reference.
+
+The model hashes what its KV cache holds under the row's block table, so that a block that is lost,
+shared or stale changes the tokens. The reference is a plain loop over one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from tests.ipc.memory import Memory, memory
+from trserve.gateway.slots import Slot, SlotTable
+from trserve.ipc.baton import Baton, Finish, SlotState, unpack
+from trserve.ipc.rings import Descriptor
+from trserve.ipc.slab import Slab
+from trserve.params import RequestParams, SamplingParams, encode_params
+from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, RouterContext, StepResult
+from trserve.workers.blocks import BlockPool
+from trserve.workers.routing import Routing
+from trserve.workers.runner import ForwardOutput
+from trserve.workers.sampler import Sampler
+from trserve.workers.step import StepInputs
+from trserve.workers.step_cycle import StepCycle, StepLimits
+from trserve.workers.table import RequestTable
+
+VOCAB = 64
+EOS = 7
+BLOCK = 4
+
+Token = Callable[[int, Sequence[int]], int]
+Decide = Callable[[int, Sequence[int]], int]
+
+
+def hash_token(model: int, row: Sequence[int]) -> int:
+    """The token that ``model`` writes after ``row``."""
+    return hash((model, *row)) % VOCAB
+
+
+def stay(model: int, row: Sequence[int]) -> int:
+    return 0
+
+
+def hash_route(peers: int, share: int) -> Decide:
+    """Leaves on ``share`` of 100 rows (with the sampled token), to any peer."""
+
+    def decide(model: int, row: Sequence[int]) -> int:
+        drawn = hash((99, model, *row))
+        return 1 + drawn // 100 % peers if drawn % 100 < share else 0
+
+    return decide
+
+
+class HashRunner:
+    """Implements the runner's ``forward`` over a KV cache of token ids.
+
+    ``token`` may return -1 for logits that are not finite.
+    """
+
+    def __init__(self, model: int, num_blocks: int, token: Token = hash_token) -> None:
+        self.model = model
+        self.token = token
+        self.kv = np.full(num_blocks * BLOCK, -1)
+        self.batches: list[list[int]] = []
+
+    def forward(self, inputs: StepInputs) -> ForwardOutput:
+        tokens, rows = inputs.num_tokens, inputs.num_rows
+        slots = inputs.slots[:tokens]
+        assert len(set(slots.tolist())) == tokens, "two tokens in one place"
+        self.kv[slots] = inputs.token_ids[:tokens]
+        self.batches.append(np.diff(inputs.query_start[: rows + 1]).tolist())
+        logits = torch.zeros(rows, VOCAB)
+        for row in range(rows):
+            token = self.token(self.model, self._held(inputs, row))
+            # The second choice is what a banned token leaves.
+            logits[row, (token + 1) % VOCAB] = 1.0
+            logits[row, token] = 2.0 if token >= 0 else torch.nan
+        return ForwardOutput(logits=logits, hidden=torch.zeros(rows, 2))
+
+    def _held(self, inputs: StepInputs, row: int) -> list[int]:
+        positions = np.arange(inputs.kv_len[row])
+        blocks = inputs.block_tables[row, positions // BLOCK]
+        held: list[int] = self.kv[blocks * BLOCK + positions % BLOCK].tolist()
+        return held
+
+
+class FakeRouter(BaseRouter):
+    """Routes as ``decide`` says; its ``keeps`` decides about the token where it is not None."""
+
+    decide: ClassVar[Decide] = staticmethod(stay)
+    keeps: ClassVar[Decide | None] = None
+
+    def route(self, result: StepResult) -> Any:
+        return [type(self).decide(self.model, r.token_ids.tolist()) for r in result.requests]
+
+    def send(self, req: RequestView, token: int) -> PeerReq:
+        peer_req = super().send(req, token)
+        keeps = type(self).keeps
+        if keeps is not None:
+            peer_req.keep_token = bool(keeps(self.model, req.token_ids.tolist()))
+        return peer_req
+
+
+def router_class(decide: Decide, keeps: Decide | None = None) -> type[FakeRouter]:
+    wrapped = None if keeps is None else staticmethod(keeps)
+    return type("Router", (FakeRouter,), {"decide": staticmethod(decide), "keeps": wrapped})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a request ended: all of its row, who wrote each output token, why it is over."""
+
+    row: list[int]
+    sources: list[int]
+    finish: Finish
+    hops: int
+
+
+def reference(
+    prompt: Sequence[int],
+    *,
+    limit: int,
+    models: int,
+    decide: Decide,
+    keeps: Decide | None = None,
+    entry: int = 0,
+    token: Token = hash_token,
+    stop_ids: Sequence[int] = (EOS,),
+) -> Outcome:
+    """The outcome by a plain loop, from the rules of the protocol alone."""
+    row, sources = list(prompt), list[int]()
+    owner, hops, committed, arrived_empty = entry, 0, 0, False
+    while True:
+        new = token(owner, row)
+        destination = decide(owner, [*row, new])
+        keep = owner != 0 if keeps is None else bool(keeps(owner, [*row, new]))
+        empty = not committed and not keep
+        if empty and arrived_empty:
+            destination = 0
+        if not destination or keep:
+            row.append(new)
+            sources.append(owner)
+            committed += 1
+            if new in stop_ids:
+                return Outcome(row, sources, Finish.STOP, hops)
+            if len(row) >= limit:
+                return Outcome(row, sources, Finish.LENGTH, hops)
+        if destination:
+            owner = [m for m in range(models) if m != owner][destination - 1]
+            arrived_empty, committed, hops = empty, 0, hops + 1
+
+
+class Worker:
+    """One worker, played by hand: ``take_in``, ``step`` and ``publish`` are its loop's stages."""
+
+    def __init__(self, world: World, index: int, slab: Slab) -> None:
+        self.index = index
+        self.slab = slab
+        self.consumers = world.memory.consumers(slab, index)
+        self.outbox = world.memory.outbox(slab, index)
+        self.pool = BlockPool(world.num_blocks, BLOCK)
+        self.table = RequestTable(slab, self.outbox, self.pool, index)
+        self.runner = HashRunner(index, world.num_blocks, world.token)
+        names = tuple(f"m{model}" for model in range(world.memory.layout.workers))
+        self.router = world.router(RouterContext(index, names, VOCAB, world.config))
+        inputs = StepInputs(
+            max_tokens=world.max_tokens,
+            max_rows=world.max_rows,
+            max_blocks_per_row=self.table.blocks_per_row,
+            block_size=BLOCK,
+        )
+        self.cycle = StepCycle(
+            index=index,
+            slab=slab,
+            table=self.table,
+            routing=Routing(self.router),
+            runner=self.runner,  # type: ignore[arg-type]
+            sampler=Sampler(index),
+            inputs=inputs,
+            limits=StepLimits(world.max_rows, world.max_tokens),
+        )
+
+    def drain(self) -> list[Descriptor]:
+        return [descriptor for ring in self.consumers for descriptor in ring.drain()]
+
+    def take_in(self, descriptors: Sequence[Descriptor]) -> None:
+        for descriptor in descriptors:
+            self.table.sync(descriptor.slot, descriptor.gen)
+        for request in self.table.cancelled():
+            self.table.finish(request, Finish.ABORT)
+
+    def turn(self, now_ns: int = 0) -> None:
+        self.take_in(self.drain())
+        self.cycle.run(now_ns)
+        self.outbox.flush()
+
+
+@dataclass
+class World:
+    """Several workers and a gateway's slot table over one slab, all in this process."""
+
+    memory: Memory
+    router: type[BaseRouter] = FakeRouter
+    token: Token = hash_token
+    num_blocks: int = 64
+    max_rows: int = 8
+    max_tokens: int = 64
+    config: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        slab = self.memory.slab()
+        self.slab = slab
+        self.slots = SlotTable(slab, self.memory.outbox(slab, self.memory.layout.gateway))
+        self.workers = [self.create(w) for w in range(self.memory.layout.workers)]
+
+    def create(self, index: int) -> Worker:
+        return Worker(self, index, self.memory.slab())
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        *,
+        limit: int,
+        entry: int = 0,
+        pinned: bool = False,
+        admit: bool = True,
+        router: Mapping[str, float] | None = None,
+        **sampling: Any,
+    ) -> Slot:
+        settings = {"temperature": 0.0, "eos_token_ids": (EOS,)} | sampling
+        params = RequestParams(
+            sampling=SamplingParams(**settings),
+            router=dict(router or {}),
+            pinned=pinned,
+            admit=admit,
+        )
+        return self.slots.publish(prompt, encode_params(params), limit=limit, entry=entry)
+
+    def baton(self, slot: Slot) -> Baton:
+        return unpack(self.slab.baton[slot.index])
+
+    def outcome(self, slot: Slot) -> Outcome:
+        baton, prompt = self.baton(slot), self.slab.prompt_len[slot.index]
+        row = self.slab.tokens[slot.index, : baton.length].tolist()
+        sources = self.slab.source[slot.index, prompt : baton.length].tolist()
+        return Outcome(row, sources, baton.finish, baton.hop)
+
+    def run(self, *slots: Slot, turns: int = 20_000) -> None:
+        """Let the workers take turns until all ``slots`` are DONE."""
+        for _ in range(turns):
+            if all(self.baton(slot).state is SlotState.DONE for slot in slots):
+                break
+            for worker in self.workers:
+                worker.turn()
+        for worker in self.workers:  # the last DONE descriptors
+            worker.turn()
+        assert all(self.baton(slot).state is SlotState.DONE for slot in slots), "no end"
+
+    def check_nothing_held(self) -> None:
+        """All requests are closed everywhere, and every block is free."""
+        for worker in self.workers:
+            assert worker.table.resident == {} and worker.table.runnable == {}
+            worker.pool.check([])
+            assert worker.pool.num_free == self.num_blocks
+        for slot in range(self.memory.layout.slots):
+            if unpack(self.slab.baton[slot]).state is SlotState.DONE:
+                for index, closed in enumerate(self.slab.closed):
+                    if self.slab.sent[slot] >> index & 1:
+                        assert closed[slot] == self.slab.gen[slot]
+
+
+@contextmanager
+def world(
+    *, slots: int = 4, row_tokens: int = 64, workers: int = 2, **settings: Any
+) -> Iterator[World]:
+    with memory(slots=slots, row_tokens=row_tokens, workers=workers) as shared:
+        yield World(shared, **settings)

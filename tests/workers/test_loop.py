@@ -1,0 +1,179 @@
+"""The worker's loop in a thread of its own: it wakes, sleeps, counts what its belt finds, ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.workers.fakes import Slot, World, hash_route, reference, router_class, world
+from trserve.ipc.baton import SlotState
+from trserve.ipc.doorbell import ring, silence
+from trserve.ipc.rings import Descriptor, Kind
+from trserve.workers import loop as loop_module
+from trserve.workers.loop import WorkerLoop
+
+LONG_S = 20.0
+ROUTE = hash_route(1, 40)
+
+
+class Running:
+    """The loops of a world's workers, each in a thread; pipes stand for control and launcher."""
+
+    def __init__(self, w: World) -> None:
+        self.world = w
+        self.control, self.say = os.pipe2(os.O_NONBLOCK)
+        self.launcher, self.launcher_end = os.pipe()
+        self.loops = [self._loop(index) for index in range(len(w.workers))]
+        self.threads = [threading.Thread(target=loop.run, daemon=True) for loop in self.loops]
+
+    def _loop(self, index: int) -> WorkerLoop:
+        worker = self.world.workers[index]
+        return WorkerLoop(
+            bell=self.world.memory.bells[index],
+            rings=worker.consumers,
+            control_fd=self.control,
+            on_control=self._on_control,
+            launcher_fd=self.launcher,
+            table=worker.table,
+            cycle=worker.cycle,
+            publish=worker.outbox.flush,
+        )
+
+    def _on_control(self) -> bool:
+        return not select.select([self.control], [], [], 0)[0]
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait on the gateway's bell."""
+        bell, deadline = self.world.memory.bells[-1], time.monotonic() + LONG_S
+        while True:
+            silence(bell)
+            if condition():
+                return
+            assert time.monotonic() < deadline, "it never came to that"
+            select.select([bell], [], [], 1.0)
+
+    def done(self, *slots: Slot) -> bool:
+        return all(self.world.baton(slot).state is SlotState.DONE for slot in slots)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(LONG_S)
+            assert not thread.is_alive()
+
+    def close(self) -> None:
+        os.write(self.say, b"stop")
+        self.join()
+        for fd in (self.control, self.say, self.launcher, self.launcher_end):
+            os.close(fd)
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    with world(router=router_class(ROUTE), slots=8) as w:
+        running = Running(w)
+        yield running
+        running.close()
+
+
+def test_requests_go_through_two_loops(running: Running) -> None:
+    w = running.world
+    running.start()
+    prompts = [[n, n + 1, n + 2] for n in range(8)]
+    slots = [w.submit(prompt, limit=40) for prompt in prompts]
+    running.until(lambda: running.done(*slots))
+    for slot, prompt in zip(slots, prompts, strict=True):
+        assert w.outcome(slot) == reference(prompt, limit=40, models=2, decide=ROUTE)
+        w.slots.release(slot)
+    running.until(lambda: (w.slots.collect() and w.slots.num_free == 8) or w.slots.num_free == 8)
+    assert [loop.belt_finds for loop in running.loops] == [0, 0]
+
+
+def test_what_was_published_before_the_start_is_found(running: Running) -> None:
+    w = running.world
+    slots = [w.submit([n], limit=10) for n in range(3)]
+    for worker in w.workers:
+        worker.drain()
+    for bell in w.memory.bells:
+        silence(bell)
+    running.start()
+    running.until(lambda: running.done(*slots))
+
+
+def test_a_full_ring_makes_the_worker_rescan(running: Running) -> None:
+    w = running.world
+    slots = [w.submit([n], limit=10) for n in range(2)]
+    for worker in w.workers:
+        worker.drain()
+    producer = w.memory.producers(w.slab, w.memory.layout.gateway)[0]
+    assert not producer.push([Descriptor(Kind.RUN, 0, 0, 0)] * 17)  # the ring holds 16
+    ring(w.memory.bells[0])
+    running.start()
+    running.until(lambda: running.done(*slots))
+
+
+@pytest.mark.parametrize("rung", [False, True])
+def test_what_the_belt_finds_is_counted(
+    running: Running, rung: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what no bell announced: one that rings while the belt ends the sleep is no miss."""
+    w, loop = running.world, running.loops[0]
+    slot = w.submit([1, 2, 3], limit=5)
+    silence(w.memory.bells[0])
+    if rung:
+        ring(w.memory.bells[0])
+    loop._take_in(by_belt=True)
+    assert list(w.workers[0].table.runnable) == [slot.index]
+    assert loop.belt_finds == (0 if rung else 1)
+    running.start()
+
+
+def test_a_missed_bell_costs_one_belt_and_no_request(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "BELT_S", 0.05)
+    w = running.world
+    monkeypatch.setattr("trserve.ipc.publish.ring", lambda bell: None)
+    running.start()
+    slot = w.submit([1, 2, 3], limit=20)
+    deadline = time.monotonic() + LONG_S
+    while not running.done(slot):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+    assert w.outcome(slot) == reference([1, 2, 3], limit=20, models=2, decide=ROUTE)
+    assert sum(loop.belt_finds for loop in running.loops) > 0
+
+
+def test_the_loop_ends_with_the_launcher(running: Running) -> None:
+    running.start()
+    os.close(running.launcher_end)  # readable, as the pidfd of a process that ended
+    running.join()
+    running.launcher_end = os.dup(running.launcher)
+
+
+def test_an_idle_worker_sleeps(running: Running) -> None:
+    """Nothing to do is one poll a second, not a spin."""
+    polls: list[float] = []
+    loop = running.loops[0]
+    real = loop._poller
+
+    class Counted:
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            polls.append(timeout)
+            return real.poll(timeout)
+
+    loop._poller = Counted()  # type: ignore[assignment]
+    slot = running.world.submit([1, 2], limit=4, pinned=True)
+    running.start()
+    running.until(lambda: running.done(slot))
+    steps = len(running.world.workers[0].runner.batches)
+    assert polls[-1] >= 0.0
+    assert len(polls) <= steps + 4

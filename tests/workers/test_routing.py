@@ -1,0 +1,117 @@
+"""Making a router and asking it: configuration, per-request parameters, what its users may do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workers.fakes import EOS, VOCAB, FakeRouter, world
+from trserve.errors import ConfigError
+from trserve.router_lib.base import BaseRouter, RouterContext, StepResult
+from trserve.router_lib.parameters import Parameter
+from trserve.workers.routing import Routing, create_router
+
+CONTEXT = RouterContext(model=0, models=("a", "b"), tokenizer_size=VOCAB, config={})
+
+
+def context(**config: float) -> RouterContext:
+    return RouterContext(model=0, models=("a", "b"), tokenizer_size=VOCAB, config=config)
+
+
+class Parametrised(FakeRouter):
+    parameters = (
+        Parameter("bar", "must be given", minimum=0.0),
+        Parameter("baz", "has a default", default=0.5),
+    )
+
+
+class Broken(FakeRouter):
+    def __init__(self, context: RouterContext) -> None:
+        raise OSError("no checkpoint")
+
+
+NAME = f"{__name__}:Parametrised"
+
+
+def test_a_configuration_is_completed_with_defaults() -> None:
+    router = create_router(NAME, context(bar=2.0))
+    assert router.context.config == {"bar": 2.0, "baz": 0.5}
+    assert router.peers == (1,)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        (NAME, {}, "bar"),
+        (NAME, {"bar": -1.0}, "bar"),
+        (NAME, {"bar": 1.0, "tau": 1.0}, "'tau'"),
+        (f"{__name__}:Broken", {}, "no checkpoint"),
+        (f"{__name__}:CONTEXT", {}, "BaseRouter"),
+        (f"{__name__}:Missing", {}, "Missing"),
+        ("no_such_module:X", {}, "no_such_module"),
+        ("rstitch", {}, "unknown router"),
+    ],
+)
+def test_what_cannot_be_made_names_the_flag(
+    name: str, config: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        create_router(name, context(**config))
+    assert "--router" in str(raised.value)
+
+
+def test_parameters_are_described_in_json() -> None:
+    described = Routing(create_router(NAME, context(bar=1.0))).describe()
+    assert [each["name"] for each in json.loads(json.dumps(described, allow_nan=False))] == [
+        "bar",
+        "baz",
+    ]
+
+
+def test_a_request_may_have_its_own_parameters() -> None:
+    seen: list[dict[str, list[float]]] = []
+
+    class Router(Parametrised):
+        def route(self, result: StepResult) -> Any:
+            seen.append({name: values.tolist() for name, values in result.params.items()})
+            return [0] * len(result.requests)
+
+    with world(router=Router, config={"bar": 1.0, "baz": 0.5}) as w:
+        slots = [w.submit([1, 2], limit=3), w.submit([3, 4], limit=3, router={"baz": 0.25})]
+        w.run(*slots)
+    assert seen == [{"bar": [1.0, 1.0], "baz": [0.5, 0.25]}]
+
+
+def test_a_step_result_has_the_shapes_that_are_promised() -> None:
+    seen: list[StepResult] = []
+
+    class Router(FakeRouter):
+        def route(self, result: StepResult) -> Any:
+            seen.append(result)
+            return torch.zeros(len(result.requests), dtype=torch.long)
+
+    with world(router=Router, token=lambda model, row: EOS + 1) as w:
+        slots = [w.submit([n] * 3, limit=5) for n in range(3)]
+        w.run(*slots)
+    first, second = seen
+    assert first.logits.shape == (3, VOCAB) and first.logits.dtype == torch.float32
+    assert first.hidden.shape[0] == 3
+    assert first.token_ids.dtype == torch.int64
+    assert first.is_prefill.tolist() == [True] * 3
+    assert second.is_prefill.tolist() == [False] * 3
+    row = first.row(1)
+    assert (row.logits.shape[0], len(row.requests), row.is_prefill.tolist()) == (1, 1, [True])
+
+
+def test_only_overridden_hooks_are_called() -> None:
+    assert not Routing(FakeRouter(CONTEXT)).asks_admit
+
+    class Admits(FakeRouter):
+        def admit(self, req: Any) -> int:
+            return 0
+
+    assert Routing(Admits(CONTEXT)).asks_admit
+    assert BaseRouter.admit(FakeRouter(CONTEXT), None) == 0  # type: ignore[arg-type]
