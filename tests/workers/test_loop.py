@@ -93,7 +93,12 @@ def test_requests_go_through_two_loops(running: Running) -> None:
     for slot, prompt in zip(slots, prompts, strict=True):
         assert w.outcome(slot) == reference(prompt, limit=40, models=2, decide=ROUTE)
         w.slots.release(slot)
-    running.until(lambda: (w.slots.collect() and w.slots.num_free == 8) or w.slots.num_free == 8)
+
+    def collected() -> bool:
+        w.slots.collect()
+        return w.slots.num_free == 8
+
+    running.until(collected)
     assert [loop.belt_finds for loop in running.loops] == [0, 0]
 
 
