@@ -13,9 +13,11 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
-from trserve.models.loading import load_decoder
+from trserve.models.loading import load_model
 from trserve.models.spec import ModelSpec, read_spec
 from trserve.workers.kv_cache import KVCache
 from trserve.workers.runner import TorchRunner
@@ -36,6 +38,21 @@ _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_EXPERTS = {
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 3,
 }
 
 CASES = {
@@ -79,6 +96,52 @@ CASES = {
             "num_key_value_heads": 1,
             "head_dim": 16,
             "rope_parameters": _LLAMA3,
+        },
+    ),
+    "linear-rope": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.5},
+        },
+    ),
+    "yarn-rope": (
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        {"num_attention_heads": 3, "num_key_value_heads": 1, "rope_parameters": _YARN},
+    ),
+    "yarn-rope-options": (
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": {
+                **_YARN,
+                "mscale": 0.8,
+                "mscale_all_dim": 1.4,
+                "beta_fast": 8,
+                "beta_slow": 0.5,
+                "truncate": False,
+            },
+        },
+    ),
+    "experts": (Qwen3MoeForCausalLM, Qwen3MoeConfig, {**_EXPERTS, "norm_topk_prob": True}),
+    "experts-in-some-layers": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 5,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
         },
     ),
     "zero-layer": (
@@ -137,7 +200,7 @@ class Harness:
         self.spec: ModelSpec = read_spec(path)
         self.kv = KVCache(self.spec, num_blocks=num_blocks, block_size=block_size, dtype=dtype)
         self.runner = TorchRunner(
-            load_decoder(path, self.spec, dtype=dtype),
+            load_model(path, self.spec, dtype=dtype),
             self.kv,
             tokenizer_size=tokenizer_size or self.spec.vocab_size,
         )

@@ -8,10 +8,6 @@ from hypothesis import strategies as st
 
 from tests.models.reference import CASES, Harness, logits_of, make_model, save
 from trserve.models import attention
-from trserve.models.loading import dummy_decoder, load_decoder
-from trserve.models.spec import read_spec
-from trserve.workers.kv_cache import KVCache
-from trserve.workers.runner import TorchRunner
 
 TOLERANCE = 1e-4
 
@@ -193,30 +189,3 @@ def test_dummy_block_is_never_written(qwen3):
     harness.forward([(list(range(50)), 0, harness.table(50)), ([1, 2], 0, harness.table(2))])
     for layer in harness.kv.layers:
         assert not layer[harness.kv.dummy_slot :].any()
-
-
-def test_dummy_weights_depend_on_the_seed_alone(qwen3):
-    _, path = qwen3
-    spec = read_spec(path)
-    kv = KVCache(spec, num_blocks=4, block_size=8, dtype=torch.float32)
-    harness = Harness(path, num_blocks=4)
-    outs = []
-    for seed in (1, 1, 2):
-        decoder = dummy_decoder(spec, dtype=torch.float32, seed=seed)
-        harness.runner = TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size)
-        outs.append(harness.forward([([3, 4, 5], 0, np.array([2], np.int32))]).logits)
-    assert torch.equal(outs[0], outs[1])
-    assert not torch.allclose(outs[0], outs[2])
-    assert torch.isfinite(outs[0]).all()
-
-
-def test_progress_counts_layers(qwen3):
-    _, path = qwen3
-    seen = []
-    load_decoder(
-        path,
-        read_spec(path),
-        dtype=torch.float32,
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen == [(1, 2), (2, 2)]

@@ -1,6 +1,7 @@
 """Reading a config.json, in both transformers' spellings, and refusing what is not computed."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -9,7 +10,8 @@ import pytest
 from tests.models.reference import CASES, make_model, rewrite_config, save
 from trserve.errors import ModelUnavailableError
 from trserve.models.aliases import HUB_ALIASES, alias_spec
-from trserve.models.spec import RopeScaling, read_spec
+from trserve.models.rope_scaling import Llama3Scaling, YarnScaling
+from trserve.models.spec import read_spec
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -17,6 +19,13 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
 }
 
 
@@ -94,7 +103,40 @@ def test_qwen2_has_biases_on_queries_keys_and_values_only(tmp_path):
 def test_both_spellings_of_rope(tmp_path, changes):
     spec = read_spec(write_config(tmp_path, **changes))
     assert spec.rope_theta == 5e5
-    assert spec.rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert spec.rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+def test_yarn_lengthens_the_context(tmp_path):
+    """Published configurations turn it on without touching the length that they state."""
+    spec = read_spec(write_config(tmp_path, rope_scaling=YARN))
+    assert spec.rope_scaling == YarnScaling(4.0, 1024, 0.1 * math.log(4) + 1)
+    assert spec.max_position_embeddings == 4096
+    stated = read_spec(write_config(tmp_path, rope_scaling=YARN, max_position_embeddings=8192))
+    assert stated.max_position_embeddings == 8192
+
+
+def test_experts_in_the_layers_that_the_config_names(tmp_path):
+    changes = {**EXPERTS, "num_hidden_layers": 6}
+    every = read_spec(write_config(tmp_path, **changes))
+    assert every.experts.layers == tuple(range(6))
+    some = read_spec(
+        write_config(tmp_path, **changes, decoder_sparse_step=2, mlp_only_layers=[3, 4])
+    )
+    assert [some.has_experts(layer) for layer in range(6)] == [0, 1, 0, 0, 0, 1]
+    assert some.head_dim == 16
+
+
+def test_weight_bytes_are_those_of_the_parameters_and_a_second_head(tmp_path):
+    spec = read_spec(write_config(tmp_path))
+    assert spec.weight_bytes(2) == 2 * (spec.num_parameters + 100 * 64)
+
+
+def test_a_configuration_alone_has_a_spec(tmp_path):
+    expected = read_spec(write_config(tmp_path))
+    assert read_spec(tmp_path / "config.json") == expected
 
 
 def test_eos_is_the_union_of_both_files(tmp_path):
@@ -111,15 +153,19 @@ def test_architecture_from_model_type(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*Qwen3ForCausalLM, Qwen2"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*Qwen3ForCausalLM, Qwen3Moe"),
         ({"architectures": None, "model_type": "mamba"}, "mamba.*supported are"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn'.*'default' and 'llama3'"),
+        ({"rope_scaling": {"type": "longrope"}}, "'longrope'.*default, linear, llama3, yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"partial_rotary_factor": 0.5}, "only a part of each head"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "lacks 'low_freq_factor'"),
         ({"hidden_act": "gelu"}, "hidden_act to 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "use_sliding_window"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"num_key_value_heads": 3}, "4 heads over 3 KV heads"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "lacks 'num_local_experts'"),
+        ({**EXPERTS, "num_experts_per_tok": 5}, "cannot take 5 of 4 experts"),
         ({"vocab_size": "many"}, "wrong type"),
     ],
 )
@@ -148,7 +194,8 @@ def test_a_missing_key_is_named(tmp_path):
 
 def test_spec_and_aliases_import_no_torch():
     code = (
-        "import sys, trserve.models.spec, trserve.models.aliases as a; a.alias_spec('8b');"
+        "import sys, trserve.models.gguf_tokenizer, trserve.models.aliases as a;"
+        "a.alias_spec('8b');"
         "sys.exit(bool({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from trserve.errors import ModelUnavailableError
+from trserve.models.rope_scaling import RopeScaling, longest_position, rope_from_config
 
-SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
+SUPPORTED_ARCHITECTURES = (
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen2ForCausalLM",
+    "LlamaForCausalLM",
+)
 
 _ARCHITECTURE_OF_TYPE = {
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "llama": "LlamaForCausalLM",
 }
@@ -26,18 +33,22 @@ _QWEN3_HEAD_DIM = 128
 
 
 @dataclass(frozen=True)
-class RopeScaling:
-    """Frequency scaling of Llama 3.1 and later (``rope_type`` ``llama3``).
+class ExpertsSpec:
+    """The mixture of experts that replaces the MLP in some layers.
 
-    Wavelengths above ``original_max_position_embeddings / low_freq_factor`` are stretched by
-    ``factor``, those below ``original_max_position_embeddings / high_freq_factor`` are kept, and
-    the ones between are interpolated.
+    Of ``count`` experts each token takes the ``active`` most probable ones; with ``normalized``
+    their probabilities are scaled to a sum of one. ``layers`` are the layers that have experts.
     """
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    count: int
+    active: int
+    intermediate_size: int
+    normalized: bool
+    layers: tuple[int, ...]
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Number of weights in one layer's experts and their router."""
+        return self.count * hidden_size * (3 * self.intermediate_size + 1)
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,11 @@ class ModelSpec:
     qk_norm: bool
     eos_token_ids: tuple[int, ...]
     dtype: str | None = None
+    experts: ExpertsSpec | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether ``layer`` has a mixture of experts instead of one MLP."""
+        return self.experts is not None and layer in self.experts.layers
 
     @property
     def output_bias(self) -> bool:
@@ -91,7 +107,15 @@ class ModelSpec:
         attention += hidden * self.output_bias + 2 * self.head_dim * self.qk_norm
         mlp = 3 * hidden * inter + (2 * inter + hidden) * self.mlp_bias
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.num_layers * (attention + mlp + 2 * hidden) + hidden
+        total = embeddings + self.num_layers * (attention + mlp + 2 * hidden) + hidden
+        if self.experts is not None:
+            sparse = self.experts.num_parameters(hidden) - mlp
+            total += len(self.experts.layers) * sparse
+        return total
+
+    def weight_bytes(self, dtype_bytes: int) -> int:
+        """Bytes that the loaded weights take at most; the head is kept in a second layout too."""
+        return dtype_bytes * (self.num_parameters + self.vocab_size * self.hidden_size)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of keys and values that one token takes over all layers."""
@@ -99,17 +123,23 @@ class ModelSpec:
 
 
 def read_spec(path: Path) -> ModelSpec:
-    """The spec of the checkpoint directory ``path``.
+    """The spec of ``path``: a checkpoint directory, a GGUF file, or a configuration alone (JSON).
 
     Raises:
         ModelUnavailableError: there is no usable ``config.json``, or it asks for something that
             this package does not compute.
     """
+    if path.suffix == ".gguf":
+        from trserve.models.gguf_spec import read_gguf_spec
+
+        return read_gguf_spec(path)
+    if path.suffix == ".json":
+        return spec_from_config(read_json(path), {}, source=str(path))
     config_file = path / "config.json"
     if not config_file.is_file():
         raise ModelUnavailableError(
-            f"{path} holds no model: config.json is missing; give the directory that "
-            "contains config.json and the *.safetensors files"
+            f"{path} holds no model: config.json is missing; give the directory that contains "
+            "config.json and the *.safetensors files, or a *.gguf file"
         )
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
@@ -151,21 +181,22 @@ def _build(
     architecture: str, config: Mapping[str, Any], generation: Mapping[str, Any], source: str
 ) -> ModelSpec:
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-    qwen3 = architecture == "Qwen3ForCausalLM"
-    theta, scaling = _rope(config, source)
+    qwen3 = architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+    theta, scaling = rope_from_config(config, source)
+    layers = int(config["num_hidden_layers"])
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=int(config["vocab_size"]),
         hidden_size=hidden,
         intermediate_size=int(config["intermediate_size"]),
-        num_layers=int(config["num_hidden_layers"]),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or (_QWEN3_HEAD_DIM if qwen3 else hidden // heads)),
+        head_dim=int(config.get("head_dim") or _default_head_dim(architecture, hidden, heads)),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope_theta=theta,
         rope_scaling=scaling,
-        max_position_embeddings=int(config["max_position_embeddings"]),
+        max_position_embeddings=longest_position(scaling, int(config["max_position_embeddings"])),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=(
             architecture == "Qwen2ForCausalLM" or bool(config.get("attention_bias", False))
@@ -174,13 +205,40 @@ def _build(
         qk_norm=qwen3,
         eos_token_ids=_union(config.get("eos_token_id"), generation.get("eos_token_id")),
         dtype=config.get("dtype") or config.get("torch_dtype"),
+        experts=_experts(config, layers) if architecture == "Qwen3MoeForCausalLM" else None,
     )
+    check_layout(spec, source)
+    return spec
+
+
+def check_layout(spec: ModelSpec, source: str) -> None:
+    """Refuse a spec whose numbers do not fit together."""
     if spec.num_heads % spec.num_kv_heads or spec.head_dim % 2:
         raise ModelUnavailableError(
             f"{source}: {spec.num_heads} heads over {spec.num_kv_heads} KV heads of dimension "
             f"{spec.head_dim} is not a grouped-query layout"
         )
-    return spec
+    experts = spec.experts
+    if experts is not None and not 0 < experts.active <= experts.count:
+        raise ModelUnavailableError(
+            f"{source}: a token cannot take {experts.active} of {experts.count} experts"
+        )
+
+
+def _default_head_dim(architecture: str, hidden: int, heads: int) -> int:
+    return _QWEN3_HEAD_DIM if architecture == "Qwen3ForCausalLM" else hidden // heads
+
+
+def _experts(config: Mapping[str, Any], layers: int) -> ExpertsSpec:
+    dense = set(config.get("mlp_only_layers") or ())
+    step = int(config.get("decoder_sparse_step") or 1)
+    return ExpertsSpec(
+        count=int(config.get("num_experts") or config["num_local_experts"]),
+        active=int(config["num_experts_per_tok"]),
+        intermediate_size=int(config["moe_intermediate_size"]),
+        normalized=bool(config.get("norm_topk_prob", False)),
+        layers=tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
+    )
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:
@@ -209,27 +267,6 @@ def _refuse_unsupported(config: Mapping[str, Any], source: str) -> None:
                 f"{source} sets {key} to {config.get(key)!r}, which is not supported; use an "
                 "unquantized checkpoint with SiLU and full attention"
             )
-
-
-def _rope(config: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None]:
-    """Base and scaling of the rotary embedding, in the spelling of either transformers age."""
-    rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return theta, None
-    if kind != "llama3" or float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ModelUnavailableError(
-            f"{source} asks for the rotary scaling {kind!r}, which is not supported; "
-            "supported are 'default' and 'llama3'"
-        )
-    original = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
-    return theta, RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_max_position_embeddings=int(original),
-    )
 
 
 def _union(*ids: int | list[int] | None) -> tuple[int, ...]:
