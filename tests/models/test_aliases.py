@@ -1,13 +1,16 @@
 """What a model's name resolves to, and what is said when it resolves to nothing."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from tests.models.gguf_writing import write_gguf
 from tests.models.reference import make_model, save
 from trserve import demo
 from trserve.errors import ModelUnavailableError
 from trserve.models.aliases import HUB_ALIASES, alias_spec, hub_cache, resolve_model
+from trserve.models.spec import read_spec
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +32,9 @@ def put_in_cache(cache, checkpoint, hub_id="Qwen/Qwen3-0.6B", revision="abc123")
     return repository, snapshot
 
 
-def refusal(name):
+def refusal(name, load_format="auto"):
     with pytest.raises(ModelUnavailableError) as info:
-        resolve_model(name)
+        resolve_model(name, load_format)
     lines = str(info.value).splitlines()
     assert len(lines) == 2
     assert "--models tiny,small" in lines[1]
@@ -80,6 +83,72 @@ def test_unknown_names_list_the_aliases():
 def test_zero_layer_has_only_a_configuration():
     assert "no weights" in refusal("zero-layer")
     assert alias_spec("zero-layer").num_layers == 0
+
+
+def test_zero_layer_without_weights_names_the_flag():
+    with pytest.raises(ModelUnavailableError, match="--load-format dummy"):
+        resolve_model("zero-layer")
+
+
+@pytest.mark.parametrize("name", [*HUB_ALIASES, "zero-layer", "32B"])
+def test_dummy_weights_need_a_configuration_only(name):
+    model = resolve_model(name, "dummy")
+    assert model.name == name.lower()
+    assert read_spec(model.path) == alias_spec(name.lower())
+    # The text is the embedded pair's, so that the model's own ends mean nothing.
+    assert (model.own_tokenizer, model.tokenizer_path) == (False, demo.model_path("tiny"))
+    assert model.spec == replace(alias_spec(name.lower()), eos_token_ids=())
+
+
+def test_dummy_weights_take_the_own_tokenizer_if_it_is_there(cache, checkpoint):
+    _, snapshot = put_in_cache(cache, checkpoint)
+    (snapshot / "model.safetensors").unlink()
+    assert not resolve_model("0.6b", "dummy").own_tokenizer
+    (snapshot / "tokenizer.json").write_text("{}")
+    for name in ("0.6b", str(snapshot)):
+        model = resolve_model(name, "dummy")
+        assert (model.path, model.tokenizer_path) == (snapshot, snapshot)
+        assert model.own_tokenizer
+        assert model.spec.eos_token_ids == (2,)
+    assert "no *.safetensors" in refusal("0.6b")
+
+
+def test_dummy_weights_of_an_unknown_name_are_refused():
+    assert "not in the local cache" in refusal("org/model", "dummy")
+    assert "neither an alias" in refusal("70b", "dummy")
+
+
+@pytest.fixture
+def gguf(tmp_path):
+    """A directory with one GGUF file."""
+    directory = tmp_path / "gguf"
+    directory.mkdir()
+    return write_gguf(make_model("qwen3"), directory / "weights.gguf")
+
+
+def test_a_gguf_file_or_the_directory_of_one(gguf):
+    for name in (gguf, gguf.parent):
+        for load_format in ("auto", "gguf", "dummy"):
+            model = resolve_model(str(name), load_format)
+            assert (model.path, model.tokenizer_path, model.own_tokenizer) == (gguf, gguf, True)
+            assert model.spec.architecture == "Qwen3ForCausalLM"
+    assert resolve_model(str(gguf)).name == "weights"
+
+
+def test_a_tokenizer_beside_a_gguf_file_wins(gguf):
+    (gguf.parent / "tokenizer.json").write_text("{}")
+    assert resolve_model(str(gguf)).tokenizer_path == gguf.parent
+
+
+def test_which_weights_are_meant(gguf, checkpoint):
+    assert "is a GGUF file" in refusal(str(gguf), "safetensors")
+    assert "config.json is missing" in refusal(str(gguf.parent), "safetensors")
+    assert "holds none" in refusal(str(checkpoint), "gguf")
+    shutil.copytree(checkpoint, gguf.parent, dirs_exist_ok=True)
+    assert resolve_model(str(gguf.parent)).path == gguf.parent
+    assert resolve_model(str(gguf.parent), "gguf").path == gguf
+    shutil.copy(gguf, gguf.parent / "other.gguf")
+    assert "other.gguf, weights.gguf" in refusal(str(gguf.parent), "gguf")
 
 
 def test_directories_that_are_no_checkpoints(checkpoint, tmp_path):

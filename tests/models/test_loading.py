@@ -7,7 +7,9 @@ from transformers import Qwen3ForCausalLM
 
 from tests.models.reference import Harness, logits_of, make_model, rewrite_config, save
 from trserve.errors import ModelUnavailableError
-from trserve.models.loading import expected_tensors, load_decoder
+from trserve.models import loading
+from trserve.models.assembly import expected_tensors
+from trserve.models.loading import load_model
 from trserve.models.spec import read_spec
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -26,10 +28,12 @@ def edit(path, change):
 
 
 def load(path, dtype=torch.float32):
-    return load_decoder(path, read_spec(path), dtype=dtype)
+    return load_model(path, read_spec(path), dtype=dtype)
 
 
-@pytest.mark.parametrize("case", ["qwen3", "qwen3-bias-tied", "qwen2", "llama-bias"])
+@pytest.mark.parametrize(
+    "case", ["qwen3", "qwen3-bias-tied", "qwen2", "llama-bias", "experts-in-some-layers"]
+)
 def test_expected_tensors_are_those_that_transformers_writes(case, tmp_path):
     path = save(make_model(case), tmp_path)
     stored = {name: tuple(t.shape) for name, t in load_file(path / "model.safetensors").items()}
@@ -91,3 +95,27 @@ def test_damaged_file_is_named(checkpoint):
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(ModelUnavailableError, match=r"model\.safetensors is not a readable"):
         load(checkpoint)
+
+
+def test_progress_counts_layers(checkpoint):
+    seen = []
+    load_model(
+        checkpoint,
+        read_spec(checkpoint),
+        dtype=torch.float32,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_weights_that_do_not_fit_are_refused_before_they_are_taken(
+    checkpoint, load_format, monkeypatch
+):
+    spec = read_spec(checkpoint)
+    monkeypatch.setattr(loading, "available_memory", lambda: spec.weight_bytes(4) - 1)
+    monkeypatch.setattr(loading, "dummy_decoder", None)
+    monkeypatch.setattr(loading, "load_decoder", None)
+    with pytest.raises(ModelUnavailableError, match=r"weights need 0\.0 GiB") as info:
+        load_model(checkpoint, spec, dtype=torch.float32, load_format=load_format)
+    assert len(str(info.value).splitlines()) == 2

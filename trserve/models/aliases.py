@@ -1,7 +1,7 @@
 """What a name given to ``--models`` stands for: an alias, a hub id in the local cache, or a path.
 
-Reads directories only: no network, no torch, no hub client. The cache layout is the documented
-one (``models--ORG--NAME/{refs,snapshots}``).
+Reads directories and headers only: no network, no torch, no hub client. The cache layout is the
+documented one (``models--ORG--NAME/{refs,snapshots}``).
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from trserve import demo
 from trserve.errors import ModelUnavailableError
-from trserve.models.spec import ModelSpec, read_json, read_spec, spec_from_config
+from trserve.models.spec import ModelSpec, read_json, read_spec
+
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+"""Where weights come from: ``auto`` takes what is there, ``dummy`` draws them at random."""
 
 HUB_ALIASES: Mapping[str, str] = {
     "0.6b": "Qwen/Qwen3-0.6B",
@@ -40,15 +45,26 @@ _INSTEAD = "give the path of a checkpoint directory, or run the embedded pair: -
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model that can be loaded: what to call it, where it lies, what shape it has."""
+    """A model that can be loaded.
+
+    Attributes:
+        name: what to call it.
+        path: what ``read_spec`` and ``load_model`` take: a checkpoint directory, a GGUF file, or
+            the configuration that stands for an alias with dummy weights.
+        spec: its shape; without ids that end a text where the tokenizer is not the model's own.
+        tokenizer_path: the directory of its ``tokenizer.json``, or the GGUF file that has it.
+        own_tokenizer: False where there is none, and the embedded pair's takes its place.
+    """
 
     name: str
     path: Path
     spec: ModelSpec
+    tokenizer_path: Path
+    own_tokenizer: bool = True
 
 
-def resolve_model(name: str) -> ResolvedModel:
-    """The checkpoint that ``name`` stands for.
+def resolve_model(name: str, load_format: LoadFormat = "auto") -> ResolvedModel:
+    """The checkpoint that ``name`` stands for; with dummy weights, its configuration will do.
 
     Aliases win over directories of the same name: write ``./tiny`` for the latter.
 
@@ -57,35 +73,34 @@ def resolve_model(name: str) -> ResolvedModel:
     """
     alias = name.lower()
     if alias in EMBEDDED:
-        from trserve.demo import model_path
-
-        return _checkpoint(alias, model_path("tiny" if alias == "tiny" else "small"))
+        path = demo.model_path("tiny" if alias == "tiny" else "small")
+        return _checkpoint(alias, path, load_format)
     if alias in HUB_ALIASES:
         hub_id = HUB_ALIASES[alias]
-        return _from_cache(alias, hub_id, f"model {alias!r} ({hub_id})")
+        if load_format == "dummy" and _cached(hub_id) is None:
+            return _configuration(alias)
+        return _from_cache(alias, hub_id, f"model {alias!r} ({hub_id})", load_format)
     if alias == ZERO_LAYER:
-        raise _unavailable(f"model {ZERO_LAYER!r} has no weights, only a configuration")
+        if load_format == "dummy":
+            return _configuration(alias)
+        raise _unavailable(
+            f"model {ZERO_LAYER!r} has no weights, only a configuration",
+            "draw them with --load-format dummy, or run the embedded pair: --models tiny,small",
+        )
     path = Path(name).expanduser()
     if path.exists():
-        return _checkpoint(path.resolve().name, path)
+        return _checkpoint(path.resolve().name.removesuffix(".gguf"), path, load_format)
     if _HUB_ID.fullmatch(name):
-        return _from_cache(name.partition("/")[2], name, f"model {name!r}")
+        return _from_cache(name.partition("/")[2], name, f"model {name!r}", load_format)
     raise _unavailable(
         f"model {name!r} is neither an alias ({', '.join(ALIASES)}), nor a hub id (ORG/NAME), "
         "nor an existing path"
     )
 
 
-def alias_spec(name: str) -> ModelSpec:
-    """The shape of ``name`` without its weights, for dummy weights and emulated devices.
-
-    Aliases of hub models and ``zero-layer`` need nothing on disk; any other name is resolved.
-    """
-    alias = name.lower()
-    if alias not in HUB_ALIASES and alias != ZERO_LAYER:
-        return resolve_model(name).spec
-    file = _CONFIG_DIR / f"{alias}.json"
-    return spec_from_config(read_json(file), {}, source=file.name)
+def alias_spec(alias: str) -> ModelSpec:
+    """The shape of a hub alias or of ``zero-layer``, from the configuration that ships with it."""
+    return read_spec(_CONFIG_DIR / f"{alias}.json")
 
 
 def hub_cache() -> Path:
@@ -99,12 +114,17 @@ def hub_cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
-def _from_cache(name: str, hub_id: str, what: str) -> ResolvedModel:
-    cache = hub_cache()
-    snapshot = _snapshot(cache / f"models--{hub_id.replace('/', '--')}")
+def _from_cache(name: str, hub_id: str, what: str, load_format: LoadFormat) -> ResolvedModel:
+    snapshot = _cached(hub_id)
     if snapshot is None:
-        raise _unavailable(f"{what} is not in the local cache ({cache}), and nothing is downloaded")
-    return _checkpoint(name, snapshot)
+        raise _unavailable(
+            f"{what} is not in the local cache ({hub_cache()}), and nothing is downloaded"
+        )
+    return _checkpoint(name, snapshot, load_format)
+
+
+def _cached(hub_id: str) -> Path | None:
+    return _snapshot(hub_cache() / f"models--{hub_id.replace('/', '--')}")
 
 
 def _snapshot(repository: Path) -> Path | None:
@@ -120,15 +140,67 @@ def _snapshot(repository: Path) -> Path | None:
     return max(configs, key=lambda config: config.parent.stat().st_mtime).parent
 
 
-def _checkpoint(name: str, path: Path) -> ResolvedModel:
-    if not path.is_dir():
-        raise _unavailable(f"model {name!r} should be a checkpoint directory, but {path} is not")
+def _configuration(alias: str) -> ResolvedModel:
+    """An alias of which only the configuration is here, for dummy weights."""
+    return _with_embedded_tokenizer(alias, _CONFIG_DIR / f"{alias}.json")
+
+
+def _with_embedded_tokenizer(name: str, path: Path) -> ResolvedModel:
+    # The model's own ids mean other texts in another vocabulary.
+    spec = replace(read_spec(path), eos_token_ids=())
+    return ResolvedModel(name, path, spec, demo.model_path("tiny"), own_tokenizer=False)
+
+
+def _checkpoint(name: str, path: Path, load_format: LoadFormat) -> ResolvedModel:
     try:
+        path = _located(name, path, load_format)
+        tokenizer = _tokenizer_path(path)
+        if tokenizer is None and load_format == "dummy":
+            return _with_embedded_tokenizer(name, path)
         spec = read_spec(path)
-        weight_files(path)
+        if path.is_dir() and load_format != "dummy":
+            weight_files(path)
+        return ResolvedModel(name, path, spec, tokenizer or path)
     except ModelUnavailableError as error:
         raise _unavailable(str(error)) from None
-    return ResolvedModel(name, path, spec)
+
+
+def _located(name: str, path: Path, load_format: LoadFormat) -> Path:
+    """``path`` itself, or the GGUF file in it that is meant."""
+    if path.is_file() and path.suffix == ".gguf":
+        if load_format == "safetensors":
+            raise ModelUnavailableError(f"--load-format safetensors, but {path} is a GGUF file")
+        return path
+    if not path.is_dir():
+        raise ModelUnavailableError(
+            f"model {name!r} should be a checkpoint directory or a *.gguf file, but {path} is not"
+        )
+    return _only(sorted(path.glob("*.gguf")), path) if _means_gguf(path, load_format) else path
+
+
+def _means_gguf(directory: Path, load_format: LoadFormat) -> bool:
+    if load_format in ("gguf", "safetensors"):
+        return load_format == "gguf"
+    if load_format == "dummy" and (directory / "config.json").is_file():
+        return False
+    return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
+
+
+def _only(files: list[Path], directory: Path) -> Path:
+    if len(files) == 1:
+        return files[0]
+    found = ", ".join(file.name for file in files) or "none"
+    raise ModelUnavailableError(
+        f"{directory} should hold exactly one *.gguf file, but holds {found}; name the file itself"
+    )
+
+
+def _tokenizer_path(path: Path) -> Path | None:
+    """Where the tokenizer of ``path`` lies; in a GGUF file unless there is one beside it."""
+    directory = path.parent if path.suffix == ".gguf" else path
+    if (directory / "tokenizer.json").is_file():
+        return directory
+    return path if path.suffix == ".gguf" else None
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -155,5 +227,5 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _unavailable(what: str) -> ModelUnavailableError:
-    return ModelUnavailableError(f"{what}\n{_INSTEAD}")
+def _unavailable(what: str, instead: str = _INSTEAD) -> ModelUnavailableError:
+    return ModelUnavailableError(f"{what}\n{instead}")

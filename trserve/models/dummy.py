@@ -1,0 +1,59 @@
+"""Weights drawn at random, for runs whose subject is speed or memory and not text.
+
+Knows shapes; nothing of files.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trserve.models.assembly import Progress, assemble, expected_tensors
+from trserve.models.decoder import Decoder
+from trserve.models.spec import ModelSpec
+
+_INIT_STD = 0.02
+"""Standard deviation of dummy weights: the initializer_range of the supported families."""
+
+_POOL_SIZE = 4_194_319
+"""Numbers drawn; a prime, so that no two rows of a matrix start at the same one."""
+
+
+def dummy_decoder(
+    spec: ModelSpec, *, dtype: torch.dtype, seed: int = 0, progress: Progress | None = None
+) -> Decoder:
+    """A decoder of the given shape with random weights, the same for the same seed.
+
+    Drawing billions of numbers takes minutes. So a few million are drawn, and every tensor runs
+    around them from a start of its own, which depends on its name alone: the weights of one layer
+    do not depend on the number of layers.
+    """
+    shapes = expected_tensors(spec)
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.empty(_POOL_SIZE).normal_(0.0, _INIT_STD, generator=generator).to(dtype)
+
+    def draw(name: str) -> torch.Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(shapes[name], dtype=dtype)
+        tensor = torch.empty(shapes[name], dtype=dtype)
+        _fill(tensor.view(-1), pool, _stable_hash(seed, name) % _POOL_SIZE)
+        return tensor
+
+    return assemble(spec, draw, progress)
+
+
+def _fill(flat: torch.Tensor, pool: torch.Tensor, start: int) -> None:
+    """Fill ``flat`` from ``pool``, beginning at ``start`` and going around."""
+    done = 0
+    while done < len(flat):
+        part = pool[start : start + len(flat) - done]
+        flat[done : done + len(part)] = part
+        done += len(part)
+        start = 0
+
+
+def _stable_hash(seed: int, name: str) -> int:
+    """FNV-1a of seed and name: ``hash`` differs between processes."""
+    state = 0xCBF29CE484222325
+    for byte in f"{seed}/{name}".encode():
+        state = ((state ^ byte) * 0x100000001B3) % (1 << 64)
+    return state

@@ -1,0 +1,38 @@
+"""Whether weights fit into memory, before any is taken.
+
+Knows sizes; nothing of files, devices or KV caches. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trserve.errors import ModelUnavailableError
+from trserve.models.spec import ModelSpec
+
+_GIB = 2**30
+
+
+def check_weights_fit(models: Sequence[tuple[str, ModelSpec, int]], available: int) -> None:
+    """Refuse models whose weights cannot be loaded together.
+
+    Args:
+        models: name, spec and bytes per weight of each.
+        available: bytes of memory that are free.
+
+    Raises:
+        ModelUnavailableError: two lines: the numbers, and what to do.
+    """
+    sizes = [spec.weight_bytes(width) for _, spec, width in models]
+    if sum(sizes) <= available:
+        return
+    parts = [
+        f"{name} {size / _GIB:.1f} GiB ({spec.num_parameters / 1e9:.2f} billion weights of "
+        f"{width} bytes)"
+        for (name, spec, width), size in zip(models, sizes, strict=True)
+    ]
+    raise ModelUnavailableError(
+        f"the weights need {sum(sizes) / _GIB:.1f} GiB of memory, but {available / _GIB:.1f} GiB "
+        f"are free: {', '.join(parts)}\n"
+        "name smaller models, use --dtype bfloat16 if it is not set, or free memory"
+    )
