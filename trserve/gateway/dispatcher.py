@@ -167,11 +167,11 @@ class Dispatcher:
 
     def _settle(self, generation: Generation) -> None:
         """Give up the slot of a generation that has ended."""
-        if not generation.ended:
-            return
         slot = generation.slot
-        if self._live.pop(slot.index, None) is None:
+        # The slot may be another generation's by now.
+        if not generation.ended or self._live.get(slot.index) is not generation:
             return
+        del self._live[slot.index]
         # After a stop string, or a client that left, whoever has the baton does not know yet.
         self._slots.cancel(slot)
         self._slots.release(slot)
