@@ -1,0 +1,189 @@
+"""From a parsed request to a job: each bad input is refused with its parameter's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.stack import ListSink, completion, new_plan
+from tests.ipc.memory import memory
+from trserve.errors import RequestError
+from trserve.gateway.dispatcher import Job
+from trserve.gateway.requests import GenerationRequest
+from trserve.gateway.service import Service
+from trserve.params import RequestParams, decode_params
+
+TAU = {"name": "tau", "help": "", "default": 0.03, "minimum": 0.0, "maximum": 1.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
+
+
+def new_service(folder: Path, **changes: Any) -> Service:
+    plan = new_plan(folder, **changes)
+    with memory(slots=plan.slots, row_tokens=plan.row_tokens) as shared:
+        service = Service(plan, shared.slab())
+    service.set_router_parameters([TAU])
+    return service
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Service:
+    return new_service(folder)
+
+
+def prepare(service: Service, request: GenerationRequest) -> Job:
+    return service.prepare(request, ListSink())
+
+
+def params(service: Service, **fields: Any) -> RequestParams:
+    return decode_params(prepare(service, completion(**fields)).params)
+
+
+BAD = {
+    "unknown model": ({"model": "gpt-4"}, "model", 404),
+    "unknown entry": ({"entry_model": "m2"}, "trserve.entry_model", 400),
+    "unknown only": ({"only": "m2"}, "trserve.only", 400),
+    "entry and only differ": ({"only": "m0", "entry_model": "m1"}, "trserve.entry_model", 400),
+    "no such router parameter": ({"router_params": {"eta": 0.5}}, "trserve.router", 400),
+    "router parameter out of range": ({"router_params": {"tau": 1.5}}, "trserve.router", 400),
+    "threshold out of range": ({"router_params": {"threshold": -1.0}}, "trserve.router", 400),
+    "id out of range": ({"prompt_ids": [1, 10**6]}, "prompt", 400),
+    "prompt as long as the context": ({"prompt_ids": [1] * 64}, "prompt", 400),
+    "text longer than the context": (
+        {"prompt_ids": None, "prompt_text": "x y" * 99},
+        "prompt",
+        400,
+    ),
+    "stop id out of range": ({"stop_token_ids": [10**6]}, "stop_token_ids", 400),
+}
+
+
+@pytest.mark.parametrize(("fields", "param", "status"), BAD.values(), ids=list(BAD))
+def test_bad_input_names_its_parameter(
+    service: Service, fields: dict[str, Any], param: str, status: int
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        prepare(service, completion(**fields))
+    assert (refused.value.param, refused.value.status) == (param, status)
+    assert len(refused.value.message) < 300
+
+
+def test_a_long_prompt_is_refused_with_the_counts(service: Service) -> None:
+    with pytest.raises(RequestError, match=r"70 tokens.*64") as refused:
+        prepare(service, completion(prompt_ids=[1] * 70))
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_a_chat_that_is_too_long_names_its_messages(service: Service) -> None:
+    messages = [{"role": "user", "content": "many words " * 99}]
+    with pytest.raises(RequestError) as refused:
+        prepare(service, GenerationRequest(kind="chat", messages=messages))
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "limit"), [(1, 4), (10, 13), (61, 64), (62, 64), (10**18, 64), (None, 64)]
+)
+def test_the_limit_is_that_of_request_and_context(
+    service: Service, max_tokens: int | None, limit: int
+) -> None:
+    assert prepare(service, completion(max_tokens=max_tokens)).limit == limit
+
+
+def test_the_context_is_the_shortest_of_the_models_that_may_write(folder: Path) -> None:
+    service = new_service(folder, lengths=(64, 32))
+    assert prepare(service, completion()).limit == 32
+    assert prepare(service, completion(entry_model="m0")).limit == 32
+    assert prepare(service, completion(only="m0")).limit == 64
+    assert prepare(service, completion(only="m1")).limit == 32
+    assert prepare(service, completion(only="m0", prompt_ids=[1] * 40)).limit == 64
+    with pytest.raises(RequestError, match=r"40 tokens.*32"):
+        prepare(service, completion(prompt_ids=[1] * 40))
+
+
+@pytest.mark.parametrize(
+    ("fields", "entry", "pinned", "admit"),
+    [
+        ({}, 0, False, True),
+        ({"entry_model": "m1"}, 1, False, False),
+        ({"only": "m1"}, 1, True, False),
+        ({"only": "m0", "entry_model": "m0"}, 0, True, False),
+    ],
+)
+def test_entry_and_only(
+    service: Service, fields: dict[str, Any], entry: int, pinned: bool, admit: bool
+) -> None:
+    job = prepare(service, completion(**fields))
+    found = decode_params(job.params)
+    assert (job.entry, found.pinned, found.admit) == (entry, pinned, admit)
+
+
+@pytest.mark.parametrize("name", ["trserve", "other", None])
+def test_every_served_name_is_a_model(service: Service, name: str | None) -> None:
+    service.check_model(name)
+    prepare(service, completion(model=name))
+
+
+def test_threshold_is_everybodys_name_of_the_first_parameter(service: Service) -> None:
+    assert params(service, router_params={"threshold": 0.25}).router == {"tau": 0.25}
+    assert params(service, router_params={"threshold": 0.25, "tau": 0.5}).router == {"tau": 0.5}
+    assert params(service).router == {}
+
+
+def test_a_parameter_that_is_not_for_requests_is_refused(folder: Path) -> None:
+    service = new_service(folder)
+    service.set_router_parameters([TAU, TAU | {"name": "secret", "per_request": False}])
+    with pytest.raises(RequestError, match="secret"):
+        prepare(service, completion(router_params={"secret": 0.5}))
+
+
+def test_a_router_without_parameters_takes_none(folder: Path) -> None:
+    service = new_service(folder, router="none")
+    service.set_router_parameters([])
+    with pytest.raises(RequestError, match="none"):
+        prepare(service, completion(router_params={"threshold": 0.5}))
+
+
+def test_sampling_arrives_at_the_workers(service: Service) -> None:
+    found = params(
+        service,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        min_p=0.1,
+        seed=5,
+        max_tokens=9,
+        min_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=[4, 5],
+    ).sampling
+    assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.5, 0.9, 3, 0.1)
+    assert (found.seed, found.max_tokens, found.min_tokens, found.ignore_eos) == (5, 9, 2, True)
+    assert (found.stop_token_ids, found.eos_token_ids) == ((4, 5), (7,))
+
+
+def test_min_tokens_is_no_more_than_can_be(service: Service) -> None:
+    assert params(service, max_tokens=4, min_tokens=9).sampling.min_tokens == 4
+
+
+def test_a_missing_seed_is_drawn_and_a_negative_one_has_64_bits(service: Service) -> None:
+    seeds = {params(service).sampling.seed for _ in range(8)}
+    assert len(seeds) == 8
+    assert params(service, seed=-1).sampling.seed == 2**64 - 1
+
+
+def test_token_ids_are_used_as_they_are(service: Service) -> None:
+    assert list(prepare(service, completion(prompt_ids=[0, 2, 1])).prompt_ids) == [0, 2, 1]
+
+
+def test_text_and_chats_are_tokenized(service: Service) -> None:
+    text = prepare(service, completion(prompt_ids=None, prompt_text="hello"))
+    chat = prepare(
+        service, GenerationRequest(kind="chat", messages=[{"role": "user", "content": "hello"}])
+    )
+    assert 0 < len(text.prompt_ids) < len(chat.prompt_ids)
