@@ -21,7 +21,7 @@ from tests.serverproc import Server
 from trserve.demo import model_path
 
 EMBEDDED_TAUS = (0.02, 0.05, 0.3)
-EMBEDDED_OUTPUT = 80
+EMBEDDED_OUTPUT = 56
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama", "embedded"])
