@@ -121,8 +121,11 @@ def _device(device: str) -> str:
 def _unique_names(models: Sequence[ResolvedModel]) -> list[str]:
     names: list[str] = []
     for model in models:
-        count = sum(1 for other in models[: len(names)] if other.name == model.name)
-        names.append(model.name if count == 0 else f"{model.name}-{count + 1}")
+        name, count = model.name, 1
+        while name in names:
+            count += 1
+            name = f"{model.name}-{count}"
+        names.append(name)
     return names
 
 

@@ -1,0 +1,157 @@
+"""From a configuration to a plan: joint KV capacity, routers, threads, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.gateway.small_tokenizers import byte_level, save, word_piece
+from trserve.config import config_from_flags
+from trserve.errors import ConfigError, ModelUnavailableError
+from trserve.plan import ServerPlan, make_plan
+
+CONFIG = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+PER_TOKEN = 2 * 2 * 2 * 8 * 4  # keys and values, layers, KV heads, head size, float32
+
+
+def checkpoint(path: Path, tokenizer: Any = None, **config: Any) -> str:
+    save(tokenizer or byte_level(), path)
+    (path / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    (path / "model.safetensors").touch()
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("pair")
+    large = {"num_hidden_layers": 6, "max_position_embeddings": 256, "eos_token_id": [2, 3]}
+    return checkpoint(folder / "small"), checkpoint(folder / "large", **large)
+
+
+def plan(models: tuple[str, ...], **values: Any) -> ServerPlan:
+    return make_plan(config_from_flags({"models": models, **values}))
+
+
+def test_a_plan_survives_the_control_plane(pair: tuple[str, str]) -> None:
+    made = plan(pair)
+    sent = json.loads(json.dumps(msgspec.to_builtins(made)))
+    assert msgspec.convert(sent, ServerPlan) == made
+
+
+def test_models_keep_their_order_and_lengths(pair: tuple[str, str]) -> None:
+    made = plan(pair)
+    assert [model.name for model in made.models] == ["small", "large"]
+    assert [model.max_model_len for model in made.models] == [128, 256]
+    assert made.row_tokens == made.layout.row_tokens == 256
+    assert made.layout.workers == 2
+    assert [m.max_model_len for m in plan(pair, max_model_len=100).models] == [100, 100]
+
+
+def test_the_ends_are_the_union_over_the_models(pair: tuple[str, str]) -> None:
+    assert {2, 3} <= set(plan(pair).eos_token_ids)
+
+
+@given(memory=st.integers(1, 2**22), size=st.integers(1, 64), requests=st.integers(1, 300))
+def test_all_models_hold_the_same_tokens_within_the_budget(
+    pair: tuple[str, str], memory: int, size: int, requests: int
+) -> None:
+    per_token = PER_TOKEN * (1 + 3)  # the large one has three times the layers
+    values = {"memory": memory, "block_size": size, "max_requests": requests}
+    if memory // per_token < size:
+        with pytest.raises(ConfigError, match="--memory"):
+            plan(pair, **values)
+        return
+    made = plan(pair, **values)
+    blocks = [model.num_blocks for model in made.models]
+    used = sum(n * size * cost for n, cost in zip(blocks, (PER_TOKEN, 3 * PER_TOKEN), strict=True))
+    assert used <= memory
+    capacity = memory // per_token // size
+    most = [-(-length // size) * requests for length in (128, 256)]
+    assert blocks == [min(capacity, limit) for limit in most]
+    assert min(blocks) >= 1
+
+
+def test_two_models_are_stitched_and_any_other_number_is_not(pair: tuple[str, str]) -> None:
+    assert (plan(pair).router, plan(pair).router_config) == ("r-stitch", {"tau": 0.03})
+    assert plan(pair[:1]).router == "none"
+    assert plan((*pair, pair[0])).router == "none"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"router": "r-stitch", "models": 1}, r"--router r-stitch needs 2 models"),
+        ({"router": "r-stitch", "models": 3}, r"--router r-stitch needs 2 models"),
+        ({"router": "nonsense"}, r"--router nonsense.*known"),
+        ({"router_config": (("eta", "0.5"),)}, r"--router-config.*'eta'.*tau"),
+        ({"router_config": (("tau", "2"),)}, r"--router-config.*tau"),
+        ({"router_config": (("tau", "x"),)}, r"--router-config tau=x"),
+        ({"router_config": (("tau", "nan"),)}, r"--router-config.*tau"),
+        ({"max_model_len": 129}, r"--max-model-len 129.*small.*128"),
+    ],
+)
+def test_a_wrong_flag_is_named(pair: tuple[str, str], values: Any, message: str) -> None:
+    names = {1: pair[:1], 2: pair, 3: (*pair, pair[0])}[values.pop("models", 2)]
+    with pytest.raises(ConfigError, match=message):
+        plan(names, **values)
+
+
+def test_a_routers_own_parameters_are_checked_where_it_is_loaded(pair: tuple[str, str]) -> None:
+    made = plan(pair, router="my.module:Router", router_config=(("weight", "3"),))
+    assert (made.router, made.router_config) == ("my.module:Router", {"weight": 3.0})
+
+
+def test_what_is_not_here_is_said(pair: tuple[str, str], tmp_path: Path) -> None:
+    for values in ({"device": "cuda"}, {"device": "emulated"}):
+        with pytest.raises(ModelUnavailableError, match="--device"):
+            plan(pair, **values)
+    with pytest.raises(ModelUnavailableError, match="nowhere"):
+        plan((pair[0], str(tmp_path / "nowhere")))
+
+
+def test_models_must_share_a_tokenizer(pair: tuple[str, str], tmp_path: Path) -> None:
+    other = checkpoint(tmp_path / "other", word_piece())
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        plan((pair[0], other))
+
+
+def test_a_model_must_know_all_ids(pair: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"narrow has 100 vocabulary rows"):
+        plan((pair[0], checkpoint(tmp_path / "narrow", vocab_size=100)))
+
+
+def test_cores_are_shared_out(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, each in ((1, 1), (2, 1), (5, 2), (64, 32)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert [model.threads for model in plan(pair).models] == [each, each]
+    assert [model.threads for model in plan(pair, threads=(3, 1)).models] == [3, 1]
+
+
+def test_every_model_has_a_name_of_its_own(pair: tuple[str, str], tmp_path: Path) -> None:
+    """Names are keys of the usage, and what ``only`` names."""
+    second = checkpoint(tmp_path / "small-2")
+    names = [model.name for model in plan((pair[0], second, pair[0], pair[0])).models]
+    assert names[:2] == ["small", "small-2"]
+    assert len(set(names)) == 4
