@@ -49,6 +49,11 @@ class Child:
         )
         return cls(identity, title, process, os.pidfd_open(process.pid))
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether it has ended by itself, with an error."""
+        return (self.process.poll() or 0) > 0
+
     def describe_end(self) -> str:
         """How an ended process ended."""
         code = self.process.returncode
@@ -76,6 +81,10 @@ class Children:
     def by_identity(self, identity: str) -> Child | None:
         """The child that calls itself ``identity``; None once it was reaped."""
         return next((child for child in self if child.identity == identity), None)
+
+    def by_pidfd(self, pidfd: int) -> Child | None:
+        """The child behind ``pidfd``; None once it was reaped."""
+        return self._by_pidfd.get(pidfd)
 
     def reap(self, pidfd: int) -> Child | None:
         """Take the exit status of the child behind ``pidfd``; None if it is no child's."""

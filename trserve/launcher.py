@@ -43,6 +43,7 @@ from trserve.plan import ServerPlan, make_plan
 
 BACKLOG: Final = 4096
 _TICK_S: Final = 1.0
+_LAST_WORDS_S: Final = 0.3
 
 
 def launch(config: LaunchConfig) -> int:
@@ -190,14 +191,25 @@ class Launcher:
         self._selector.register(child.pidfd, selectors.EVENT_READ)
 
     def _on_child_end(self, pidfd: int) -> None:
-        # Its last words may still be on the way; they are the root cause.
-        self._receive()
-        child = self._children.reap(pidfd)
+        child = self._children.by_pidfd(pidfd)
         if child is None:
             return  # killed and reaped since the select that reported it
+        self._hear_out(child)
         self._selector.unregister(pidfd)
+        self._children.reap(pidfd)
         if self._state is not ServerState.STOPPING:
             self._on_loss(child)
+
+    def _hear_out(self, child: Child) -> None:
+        """Take in the last words of a child that ended by itself; they are the root cause.
+
+        They were sent before it ended, but the socket's own thread may not have read them yet.
+        """
+        deadline = time.monotonic() + _LAST_WORDS_S
+        self._receive()
+        while child.gave_up and child.failure is None and time.monotonic() < deadline:
+            self._control.wait(deadline - time.monotonic())
+            self._receive()
 
     def _on_loss(self, child: Child) -> None:
         starting = self._state is ServerState.STARTING

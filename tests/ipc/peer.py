@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from trserve.ipc.baton import SlotState, unpack
+from trserve.ipc.child import ChildArguments, begin_child
 from trserve.ipc.doorbell import ring, silence
 from trserve.ipc.fence import load_fence
 from trserve.ipc.instance import InstanceDirectory
@@ -146,6 +147,15 @@ def _parent() -> dict[str, int]:
     return {}
 
 
+def _patient(parent: str) -> dict[str, int]:
+    """A child that answers each line until its input ends."""
+    begin_child(ChildArguments(int(parent), -1, "ipc:///nowhere", -1, (), index=0))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(line.strip(), flush=True)
+    return {}
+
+
 ROLES: dict[str, Callable[..., dict[str, int]]] = {
     "consume": _consume,
     "pong": _pong,
@@ -153,6 +163,7 @@ ROLES: dict[str, Callable[..., dict[str, int]]] = {
     "hold-instance": _hold_instance,
     "sleeper": _sleeper,
     "parent": _parent,
+    "patient": _patient,
 }
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ def own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @contextmanager
-def peer(role: str) -> Iterator[subprocess.Popen[str]]:
+def peer(role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.ipc.peer", role],
+        [sys.executable, "-m", "tests.ipc.peer", role, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -137,6 +137,31 @@ def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode != 0
     assert "launcher ended" in done.stderr
+
+
+def test_signals_to_the_whole_group_are_the_launchers_to_act_on() -> None:
+    """A terminal sends SIGINT to it, a service manager SIGTERM."""
+    with peer("patient", str(os.getpid())) as child:
+        assert line_of(child) == "ready"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            child.send_signal(number)
+            assert child.stdin is not None
+            child.stdin.write(f"{number}\n")
+            child.stdin.flush()
+            assert line_of(child) == f"{number}"
+
+
+def test_the_gateway_leaves_at_sigterm_only_when_its_launcher_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from trserve.gateway import main
+
+    left: list[str] = []
+    monkeypatch.setattr(main, "_leave_abandoned", left.append)
+    main._on_sigterm(ChildArguments(os.getppid(), 3, "ipc:///c", 4, (5,)))
+    assert left == []
+    main._on_sigterm(ChildArguments(os.getppid() + 1, 3, "ipc:///c", 4, (5,)))
+    assert left == ["ipc:///c"]
 
 
 def test_arguments_survive_the_command_line() -> None:

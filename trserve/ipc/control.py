@@ -60,6 +60,10 @@ class ControlServer:
                 return received
             received.append((identity.decode(), orjson.loads(body)))
 
+    def wait(self, timeout_s: float) -> None:
+        """Return when a message is there, or after ``timeout_s`` seconds."""
+        self._socket.poll(max(0, int(timeout_s * 1000)))
+
     def send(self, identity: str, message: Message) -> None:
         """Send to a child; a message to one that is gone is dropped, its reaping tells more."""
         self._socket.send_multipart([identity.encode(), orjson.dumps(message)], zmq.NOBLOCK)
