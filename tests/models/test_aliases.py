@@ -9,6 +9,7 @@ from tests.models.gguf_writing import write_gguf
 from tests.models.reference import make_model, save
 from trserve import demo
 from trserve.errors import ModelUnavailableError
+from trserve.gateway.tokenizer import Tokenizer
 from trserve.models.aliases import HUB_ALIASES, alias_spec, hub_cache, resolve_model
 from trserve.models.spec import read_spec
 
@@ -98,6 +99,11 @@ def test_dummy_weights_need_a_configuration_only(name):
     # The text is the embedded pair's, so that the model's own ends mean nothing.
     assert (model.own_tokenizer, model.tokenizer_path) == (False, demo.model_path("tiny"))
     assert model.spec == replace(alias_spec(name.lower()), eos_token_ids=())
+
+
+def test_the_smallest_shape_has_room_for_the_embedded_tokenizer():
+    tokenizer = Tokenizer.load(resolve_model("zero-layer", "dummy").tokenizer_path)
+    assert tokenizer.size <= alias_spec("zero-layer").vocab_size <= 1024
 
 
 def test_dummy_weights_take_the_own_tokenizer_if_it_is_there(cache, checkpoint):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.models.reference import CASES, Harness, logits_of, make_model, save
 from trserve.models import attention
+from trserve.models.mlp import Expert
 
 TOLERANCE = 1e-4
 
@@ -189,3 +190,21 @@ def test_dummy_block_is_never_written(qwen3):
     harness.forward([(list(range(50)), 0, harness.table(50)), ([1, 2], 0, harness.table(2))])
     for layer in harness.kv.layers:
         assert not layer[harness.kv.dummy_slot :].any()
+
+
+def test_an_expert_runs_once_a_step_over_all_of_its_tokens(tmp_path, monkeypatch):
+    path = save(make_model("experts"), tmp_path)
+    harness = Harness(path)
+    ran = []
+    into = Expert.into
+    monkeypatch.setattr(
+        Expert,
+        "into",
+        lambda expert, rows, out: (ran.append((expert, len(rows))), into(expert, rows, out)),
+    )
+    rows = [(list(range(20)), 0, harness.table(20)), ([5], 0, harness.table(1))]
+    harness.forward(rows)
+    experts, active, tokens = 8, 3, (21, 21, 2)
+    # The last layer computes only the last token of each row.
+    assert sum(count for _, count in ran) == active * sum(tokens)
+    assert len({expert for expert, _ in ran}) == len(ran) <= 3 * experts

@@ -14,7 +14,12 @@ def test_the_numbers_are_named():
     problem, advice = str(info.value).splitlines()
     assert problem.startswith("the weights need 63.9 GiB of memory, but 16.0 GiB are free: ")
     assert "32b 62.5 GiB (32.76 billion weights of 2 bytes)" in problem
-    assert "smaller models" in advice
+    assert advice == "name smaller models, or free memory"
+
+
+def test_bfloat16_is_an_advice_only_where_it_helps():
+    with pytest.raises(ModelUnavailableError, match=r"4\.2 GiB[\s\S]*use --dtype bfloat16"):
+        check_weights_fit([("a", alias_spec("0.6b"), 4), ("b", alias_spec("0.6b"), 2)], 2**30)
 
 
 def test_models_must_fit_together():

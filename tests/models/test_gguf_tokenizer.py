@@ -69,7 +69,7 @@ def trained(name):
     return backend
 
 
-def write_tokenizer(backend, path, pre, *, padding=3, **changes):
+def write_tokenizer(backend, path, pre, *, padding=3, templates=(), **changes):
     """``backend`` as a GGUF file without weights; ids of padding follow the tokens."""
     added = backend.get_added_tokens_decoder()
     tokens = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
@@ -94,6 +94,10 @@ def write_tokenizer(backend, path, pre, *, padding=3, **changes):
         if value is not None:
             adders.get(type(value), writer.add_string)(f"tokenizer.ggml.{key}", value)
     writer.add_string("tokenizer.chat_template", "{{ messages }}")
+    for name in templates:
+        writer.add_string(f"tokenizer.chat_template.{name}", f"{name} {{{{ messages }}}}")
+    if templates:
+        writer.add_array("tokenizer.chat_templates", list(templates))
     return close(writer, path)
 
 
@@ -131,6 +135,14 @@ def test_what_stands_beside_the_ids(tmp_path):
     assert found.chat_template == "{{ messages }}"
     special = {t.content for t in found.backend.get_added_tokens_decoder().values() if t.special}
     assert special == {"<|begin|>", "<|im_start|>", "<|im_end|>"}
+
+
+def test_chat_templates_that_have_a_name(tmp_path):
+    path = write_tokenizer(trained("gpt-2"), tmp_path / "t.gguf", "gpt-2", templates=["tool_use"])
+    assert read_gguf_tokenizer(path).chat_template == {
+        "default": "{{ messages }}",
+        "tool_use": "tool_use {{ messages }}",
+    }
 
 
 @pytest.mark.parametrize(

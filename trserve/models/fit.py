@@ -31,8 +31,9 @@ def check_weights_fit(models: Sequence[tuple[str, ModelSpec, int]], available: i
         f"{width} bytes)"
         for (name, spec, width), size in zip(models, sizes, strict=True)
     ]
+    smaller = ", use --dtype bfloat16" if any(width > 2 for _, _, width in models) else ""
     raise ModelUnavailableError(
         f"the weights need {sum(sizes) / _GIB:.1f} GiB of memory, but {available / _GIB:.1f} GiB "
         f"are free: {', '.join(parts)}\n"
-        "name smaller models, use --dtype bfloat16 if it is not set, or free memory"
+        f"name smaller models{smaller}, or free memory"
     )

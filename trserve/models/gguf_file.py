@@ -198,11 +198,26 @@ class _Cursor:
         return name, shape[::-1], self.number("I"), self.number("Q")
 
     def _array(self, kind: int, length: int) -> list[Any]:
-        if kind in (_STRING, _ARRAY):
+        if kind == _STRING:
+            return self._strings(length)
+        if kind == _ARRAY:
             return [self.value(kind) for _ in range(length)]
         dtype = np.dtype(f"<{_scalar_code(kind)}")
         values: list[Any] = np.frombuffer(self.take(length * dtype.itemsize), dtype).tolist()
         return values
+
+    def _strings(self, length: int) -> list[str]:
+        """Vocabularies and merges: hundreds of thousands, so without a call for each part."""
+        data, offset, read_size = self._data, self.offset, struct.Struct("<Q").unpack_from
+        strings = []
+        for _ in range(length):
+            first = offset + 8
+            offset = first + read_size(data, offset)[0]
+            strings.append(str(data[first:offset], "utf-8", "surrogateescape"))
+        if offset > len(data):
+            raise ValueError("it ends within its header")
+        self.offset = offset
+        return strings
 
 
 def _scalar_code(kind: int) -> str:
