@@ -26,6 +26,7 @@ stage types "$bin/mypy"
 suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher
 suite "models and workers" tests/models tests/workers tests/router_lib
 suite "gateway" tests/gateway
+suite "published weights" tests/realmodel
 suite "embedded pair" tests/demo
 suite "golden equality" tests/golden
 suite "black box" tests/blackbox

@@ -26,6 +26,8 @@ def show_plan(plan: ServerPlan, slab_bytes: int) -> None:
             f"tokens, {model.num_blocks * plan.block_size} tokens of KV cache, "
             f"{model.threads} thread{'s' if model.threads > 1 else ''}"
         )
+    if not plan.own_tokenizer:
+        _say("trserve: the models bring no tokenizer, so text is the embedded pair's")
     _say(f"trserve: slab of {plan.slots} requests, {slab_bytes / 2**20:.1f} MiB")
 
 

@@ -16,6 +16,7 @@ from trserve.errors import ConfigError
 
 DEVICES: Final = ("auto", "cpu", "cuda", "emulated")
 DTYPES: Final = ("auto", "float32", "bfloat16")
+LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
 
 
 def option(
@@ -108,6 +109,11 @@ class ModelConfig:
         "auto",
         "Precision of weights and KV cache; auto is float32 below 50 M parameters, else bfloat16.",
         choices=DTYPES,
+    )
+    load_format: str = option(
+        "auto",
+        "Where weights come from: what is there, or one kind of file; dummy draws them at random.",
+        choices=LOAD_FORMATS,
     )
     max_model_len: int = option(
         0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -19,7 +19,8 @@ from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.layout import Layout
 from trserve.ipc.slab import available_memory
-from trserve.models.aliases import ResolvedModel, resolve_model
+from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
+from trserve.models.fit import check_weights_fit
 from trserve.router_lib.parameters import check_values
 from trserve.router_lib.registry import RouterEntry, describe
 
@@ -35,6 +36,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     path: str
+    load_format: LoadFormat = "auto"
     dtype: str
     max_model_len: int
     num_blocks: int
@@ -52,6 +54,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     router: str
     router_config: dict[str, float]
     tokenizer_path: str
+    own_tokenizer: bool = True
     tokenizer_size: int
     eos_token_ids: list[int]
     served_names: list[str]
@@ -75,11 +78,13 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         ModelUnavailableError: a model or device is not here.
     """
     device = _device(config.placement.device)
-    models = [resolve_model(name) for name in config.model.models]
+    load_format = cast(LoadFormat, config.model.load_format)
+    models = [resolve_model(name, load_format) for name in config.model.models]
     router, router_config = _router(config, models)
     tokenizer = _common_tokenizer(models)
     lengths = [_model_length(model, config.model.max_model_len) for model in models]
     dtypes = [_dtype(model, config.model.dtype) for model in models]
+    _check_memory(models, dtypes)
     blocks = _kv_blocks(config, models, dtypes, lengths)
     threads = config.placement.threads or _shared_threads(len(models))
     eos = {token for model in models for token in model.spec.eos_token_ids}
@@ -88,6 +93,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
             ModelPlan(
                 name=name,
                 path=str(models[index].path),
+                load_format=load_format,
                 dtype=dtypes[index],
                 max_model_len=lengths[index],
                 num_blocks=blocks[index],
@@ -98,7 +104,8 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         device=device,
         router=router,
         router_config=router_config,
-        tokenizer_path=str(models[0].path),
+        tokenizer_path=str(models[0].tokenizer_path),
+        own_tokenizer=models[0].own_tokenizer,
         tokenizer_size=tokenizer.size,
         eos_token_ids=sorted(eos | set(tokenizer.eos_token_ids)),
         served_names=list(config.endpoint.served_model_name),
@@ -132,11 +139,11 @@ def _unique_names(models: Sequence[ResolvedModel]) -> list[str]:
 def _common_tokenizer(models: Sequence[ResolvedModel]) -> Tokenizer:
     """The tokenizer that all models share; ids cross from model to model unmapped."""
     first, *others = models
-    tokenizer = Tokenizer.load(first.path)
+    tokenizer = Tokenizer.load(first.tokenizer_path)
     for other in others:
-        if _same_file(first.path, other.path):
+        if _same_file(first.tokenizer_path, other.tokenizer_path):
             continue
-        if Tokenizer.load(other.path).fingerprint() != tokenizer.fingerprint():
+        if Tokenizer.load(other.tokenizer_path).fingerprint() != tokenizer.fingerprint():
             raise ConfigError(
                 f"--models: {first.name} and {other.name} have different tokenizers; token ids "
                 "pass from model to model unchanged, so all models must share one"
@@ -151,8 +158,10 @@ def _common_tokenizer(models: Sequence[ResolvedModel]) -> Tokenizer:
 
 
 def _same_file(first: Path, second: Path) -> bool:
+    if first == second:
+        return True
     ours, theirs = first / "tokenizer.json", second / "tokenizer.json"
-    return theirs.exists() and ours.read_bytes() == theirs.read_bytes()
+    return ours.exists() and theirs.exists() and ours.read_bytes() == theirs.read_bytes()
 
 
 def _model_length(model: ResolvedModel, wanted: int) -> int:
@@ -166,6 +175,14 @@ def _dtype(model: ResolvedModel, wanted: str) -> str:
     if wanted != "auto":
         return wanted
     return "bfloat16" if model.spec.num_parameters >= _BFLOAT16_FROM else "float32"
+
+
+def _check_memory(models: Sequence[ResolvedModel], dtypes: Sequence[str]) -> None:
+    sizes = [
+        (model.name, model.spec, _DTYPE_BYTES[dtype])
+        for model, dtype in zip(models, dtypes, strict=True)
+    ]
+    check_weights_fit(sizes, available_memory())
 
 
 def _kv_blocks(

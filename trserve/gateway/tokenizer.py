@@ -18,6 +18,7 @@ import tokenizers
 from trserve.errors import ModelUnavailableError, RequestError
 from trserve.gateway.chat_template import ChatTemplate
 from trserve.gateway.token_bytes import ByteRules, strip_leading, text_if_whole
+from trserve.models.gguf_tokenizer import read_gguf_tokenizer
 
 _NAMED_SPECIALS = (
     "bos_token",
@@ -74,13 +75,15 @@ class Tokenizer:
         """Reads ``tokenizer.json`` and what stands beside it in the directory ``path``.
 
         Args:
-            path: a checkpoint directory.
+            path: a checkpoint directory, or a GGUF file with a tokenizer in it.
             chat_template: template text that replaces the checkpoint's own.
 
         Raises:
             ModelUnavailableError: there is no ``tokenizer.json``, or a file is malformed.
             ConfigError: a chat template does not compile.
         """
+        if path.suffix == ".gguf":
+            return cls._from_gguf(path, chat_template)
         backend = _read_backend(path / "tokenizer.json")
         config = _read_json(path / "tokenizer_config.json")
         named, further = _special_tokens({**_read_json(path / "special_tokens_map.json"), **config})
@@ -91,6 +94,17 @@ class Tokenizer:
             named=named,
             eos_token_ids=_configured_eos(path),
             chat_template=ChatTemplate(source, named) if source else None,
+        )
+
+    @classmethod
+    def _from_gguf(cls, path: Path, chat_template: str | None) -> Tokenizer:
+        found = read_gguf_tokenizer(path)
+        source = chat_template or found.chat_template
+        return cls(
+            found.backend,
+            named=found.named,
+            eos_token_ids=found.eos_token_ids,
+            chat_template=ChatTemplate(source, found.named) if source else None,
         )
 
     @property

@@ -21,7 +21,15 @@ HEADER_WORDS: Final = 8
 DESCRIPTOR_WORDS: Final = 2
 RING_HEADER_WORDS: Final = 3 * LINE // 8  # head, tail and overflow count, a line each
 
-WORKER_WORDS: Final = ("status", "running", "pending", "free_blocks", "total_blocks", "steps", "kv_drops")
+WORKER_WORDS: Final = (
+    "status",
+    "running",
+    "pending",
+    "free_blocks",
+    "total_blocks",
+    "steps",
+    "kv_drops",
+)
 """Words of a worker's header line, each with one writer (``status``: launcher; others: worker)."""
 
 

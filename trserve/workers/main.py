@@ -41,7 +41,7 @@ _PROGRESS_EVERY_S = 0.5
 def _create_runner(plan: ServerPlan, index: int, control: ControlClient) -> TorchRunner:
     import torch
 
-    from trserve.models.loading import load_decoder
+    from trserve.models.loading import load_model
     from trserve.models.spec import read_spec
     from trserve.workers.kv_cache import KVCache
     from trserve.workers.runner import TorchRunner
@@ -50,7 +50,13 @@ def _create_runner(plan: ServerPlan, index: int, control: ControlClient) -> Torc
     torch.set_num_threads(model.threads)
     spec = read_spec(Path(model.path))
     dtype: torch.dtype = getattr(torch, model.dtype)
-    decoder = load_decoder(Path(model.path), spec, dtype=dtype, progress=_progress(control))
+    decoder = load_model(
+        Path(model.path),
+        spec,
+        dtype=dtype,
+        load_format=model.load_format,
+        progress=_progress(control),
+    )
     kv = KVCache(spec, num_blocks=model.num_blocks, block_size=plan.block_size, dtype=dtype)
     return TorchRunner(decoder, kv, tokenizer_size=plan.tokenizer_size)
 
