@@ -17,7 +17,7 @@ def show_note(text: str) -> None:
     _say(f"trserve: {text}")
 
 
-def show_plan(plan: ServerPlan, slab_bytes: int) -> None:
+def show_plan(plan: ServerPlan) -> None:
     """What is about to be started."""
     _say(f"trserve: router {plan.router}{_config(plan)}, device {plan.device}")
     for index, model in enumerate(plan.models):
@@ -28,7 +28,7 @@ def show_plan(plan: ServerPlan, slab_bytes: int) -> None:
         )
     if not plan.own_tokenizer:
         _say("trserve: the models bring no tokenizer, so text is the embedded pair's")
-    _say(f"trserve: slab of {plan.slots} requests, {slab_bytes / 2**20:.1f} MiB")
+    _say(f"trserve: slab of {plan.slots} requests, {plan.layout.size / 2**20:.1f} MiB")
 
 
 def _config(plan: ServerPlan) -> str:

@@ -9,12 +9,45 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.process import spawn, thread_environment
 
 log = logging.getLogger(__name__)
 KILL_AFTER_S = 5.0
+
+
+class Process(Protocol):
+    """What a launcher needs of a process; ``subprocess.Popen`` has it."""
+
+    returncode: int | Any
+
+    def kill(self) -> None:
+        """End it now."""
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, once it has ended."""
+
+
+class OwnerProcess:
+    """The program that embeds a server: watched like a child, and nobody's to kill or reap."""
+
+    returncode = 0
+
+    def kill(self) -> None:
+        """It is not ours."""
+
+    def poll(self) -> int | None:
+        """Its status is for its own parent."""
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """There is nothing to wait for."""
+        return self.returncode
 
 
 @dataclass
@@ -31,7 +64,7 @@ class Child:
 
     identity: str
     title: str
-    process: subprocess.Popen[bytes]
+    process: Process
     pidfd: int
     ready: bool = False
     failure: tuple[str, int] | None = field(default=None)
@@ -48,6 +81,11 @@ class Child:
             env=thread_environment(threads),
         )
         return cls(identity, title, process, os.pidfd_open(process.pid))
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it is the program that embeds the server."""
+        return isinstance(self.process, OwnerProcess)
 
     @property
     def gave_up(self) -> bool:

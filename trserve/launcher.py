@@ -6,27 +6,22 @@ listening socket, the slab's memory file, the doorbells and the instance directo
 
 from __future__ import annotations
 
-import errno
 import os
 import selectors
 import signal
-import socket
-import sys
 import time
 from typing import Final
 
 import msgspec
 
-from trserve import banner
 from trserve.children import KILL_AFTER_S, Child, Children
 from trserve.config import LaunchConfig
 from trserve.errors import (
     EXIT_OK,
     EXIT_UNAVAILABLE,
     EXIT_WORKER_LOST,
-    ConfigError,
-    PortInUseError,
 )
+from trserve.front import Front, HttpFront, listen
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import (
     GATEWAY_IDENTITY,
@@ -34,14 +29,12 @@ from trserve.ipc.control import (
     Message,
     worker_identity,
 )
-from trserve.ipc.doorbell import create_doorbell
 from trserve.ipc.instance import InstanceDirectory, sweep_dead_instances
 from trserve.ipc.process import become_subreaper
-from trserve.ipc.slab import Slab, create_slab_file
+from trserve.ipc.shared import Shared
 from trserve.lifecycle import ServerEvent, ServerState, advance
 from trserve.plan import ServerPlan, make_plan
 
-BACKLOG: Final = 4096
 _TICK_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.3
 
@@ -49,40 +42,29 @@ _LAST_WORDS_S: Final = 0.3
 def launch(config: LaunchConfig) -> int:
     """Run a server until it ends; returns the exit code. Raises StartupError before it starts."""
     plan = make_plan(config)
-    listener = _listen(config.endpoint.host, config.endpoint.port)
+    listener = listen(config.endpoint.host, config.endpoint.port)
     try:
         sweep_dead_instances()
         become_subreaper()
-        with Launcher(plan, listener, config.faults.drain_timeout) as launcher:
+        front = HttpFront(listener)
+        with Launcher(plan, front, config.faults.drain_timeout) as launcher:
             return launcher.run()
     finally:
         listener.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """The listening socket, bound before anything loads; port 0 is resolved here."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        message = f"cannot listen on {host}:{port}: {error.strerror}"
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(f"{message}; give another --port, or 0 for a free one") from error
-        raise ConfigError(f"--host, --port: {message}") from error
-    return listener
-
-
 class Launcher:
     """One server instance, from its first child to its last."""
 
-    def __init__(self, plan: ServerPlan, listener: socket.socket, drain_timeout_s: float) -> None:
+    def __init__(
+        self,
+        plan: ServerPlan,
+        front: Front,
+        drain_timeout_s: float,
+        shared: Shared | None = None,
+    ) -> None:
         self._plan = plan
-        self._listener = listener
+        self._front = front
         self._drain_timeout_s = drain_timeout_s
         self._state = ServerState.STARTING
         self._children = Children()
@@ -90,9 +72,7 @@ class Launcher:
         self._root_cause: str | None = None
         self._deadline: float | None = None
         self._signals: list[int] = []
-        self._slab_fd = create_slab_file(plan.layout)
-        self._slab = Slab(self._slab_fd, plan.layout, create=True)
-        self._bells = tuple(create_doorbell() for _ in range(len(plan.models) + 1))
+        self._shared = shared or Shared.create(plan.layout)
         self._directory = InstanceDirectory()
         self._control = ControlServer(self._directory.control_endpoint)
         self._own_pidfd = os.pidfd_open(os.getpid())
@@ -119,12 +99,12 @@ class Launcher:
 
     def run(self) -> int:
         """Start the children and supervise them to the end; returns the exit code."""
-        banner.show_plan(self._plan, self._slab.layout.size)
+        self._front.show_plan(self._plan)
         self._start_children()
         while self._state is not ServerState.STOPPED:
             self._turn()
         if self._root_cause:
-            print(f"trserve: {self._root_cause}", file=sys.stderr)
+            self._front.show_end(self._root_cause, self._exit_code)
         return self._exit_code
 
     def _turn(self) -> None:
@@ -161,42 +141,38 @@ class Launcher:
 
     def _start_children(self) -> None:
         for index, model in enumerate(self._plan.models):
-            self._start(
-                worker_identity(index),
-                f"worker {index} ({model.name})",
-                "trserve.workers.main",
-                self._arguments(index=index),
-                model.threads,
+            arguments = self._arguments(index)
+            title = f"worker {index} ({model.name})"
+            module = "trserve.workers.main"
+            self._watch(
+                Child.start(worker_identity(index), title, module, arguments, model.threads)
             )
-        listen_fd = self._listener.fileno()
-        arguments = self._arguments(listen_fd=listen_fd)
-        self._start(GATEWAY_IDENTITY, "gateway", "trserve.gateway.main", arguments, 1)
+        self._watch(self._front.start(self._arguments(-1)))
 
-    def _arguments(self, *, index: int = -1, listen_fd: int = -1) -> ChildArguments:
+    def _arguments(self, index: int) -> ChildArguments:
         return ChildArguments(
             parent=os.getpid(),
             launcher_fd=self._own_pidfd,
             control=self._directory.control_endpoint,
-            slab_fd=self._slab_fd,
-            bells=self._bells,
+            slab_fd=self._shared.slab_fd,
+            bells=self._shared.bells,
             index=index,
-            listen_fd=listen_fd,
         )
 
-    def _start(
-        self, identity: str, title: str, module: str, arguments: ChildArguments, threads: int
-    ) -> None:
-        child = Child.start(identity, title, module, arguments, threads)
+    def _watch(self, child: Child) -> None:
         self._children.add(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ)
+
+    def _forget(self, child: Child) -> None:
+        self._selector.unregister(child.pidfd)
+        self._children.reap(child.pidfd)
 
     def _on_child_end(self, pidfd: int) -> None:
         child = self._children.by_pidfd(pidfd)
         if child is None:
             return  # killed and reaped since the select that reported it
         self._hear_out(child)
-        self._selector.unregister(pidfd)
-        self._children.reap(pidfd)
+        self._forget(child)
         if self._state is not ServerState.STOPPING:
             self._on_loss(child)
 
@@ -239,13 +215,15 @@ class Launcher:
             plan = msgspec.to_builtins(self._plan)
             self._control.send(identity, {"type": "plan", "plan": plan})
         elif kind == "progress":
-            banner.show_progress(child.title, message["done"], message["total"])
+            self._front.show_progress(child.title, message["done"], message["total"])
         elif kind == "failed":
             child.failure = (f"{child.title}: {message['message']}", message["exit_code"])
         elif kind == "ready":
             self._on_ready(child, message)
         elif kind == "serving":
             self._on_serving()
+        elif kind == "quit":
+            self._on_quit()
         elif kind == "drained" and self._state is ServerState.DRAINING:
             self._finish_drain()
 
@@ -261,8 +239,7 @@ class Launcher:
         """The gateway takes requests: now the ready line is true."""
         if self._state is ServerState.STARTING:
             self._move(ServerEvent.ALL_READY)
-            host, port = self._listener.getsockname()[:2]
-            banner.show_ready(self._plan, host, port)
+            self._front.show_ready(self._plan)
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -275,10 +252,19 @@ class Launcher:
                 self._move(ServerEvent.STOP_ASKED)
                 self._deadline = time.monotonic() + self._drain_timeout_s
                 self._control.send(GATEWAY_IDENTITY, {"type": "drain"})
-                banner.show_note("draining; once more to force")
+                self._front.show_note("draining; once more to force")
             elif self._state is ServerState.STARTING:
                 self._move(ServerEvent.STOP_ASKED)
                 self._stop_children()
+
+    def _on_quit(self) -> None:
+        """The program that embeds the server wants no more of it."""
+        if self._state is ServerState.SERVING:
+            self._move(ServerEvent.STOP_ASKED)
+            self._finish_drain()
+        elif self._state is ServerState.STARTING:
+            self._move(ServerEvent.STOP_ASKED)
+            self._stop_children()
 
     def _finish_drain(self) -> None:
         self._move(ServerEvent.DRAINED)
@@ -288,14 +274,16 @@ class Launcher:
         """Ask every child to end; ``_on_deadline`` kills those that do not."""
         self._deadline = time.monotonic() + KILL_AFTER_S
         for child in self._children:
-            if child.ready:
+            if child.is_owner:
+                self._forget(child)  # it lives on without us
+            elif child.ready:
                 self._control.send(child.identity, {"type": "stop"})
             else:
                 child.process.kill()  # still loading: it holds nothing yet
 
     def _on_deadline(self) -> None:
         if self._state is ServerState.DRAINING and self._root_cause is None:
-            banner.show_note("the drain limit is over; open streams are cut")
+            self._front.show_note("the drain limit is over; open streams are cut")
             self._force(128 + self._signals[0])
         elif self._state is ServerState.DRAINING:
             self._finish_drain()

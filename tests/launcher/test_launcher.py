@@ -15,8 +15,9 @@ from tests.gateway.stack import new_plan
 from tests.launcher.test_children import DEAF, LONG_S, start
 from trserve import banner
 from trserve.errors import EXIT_UNAVAILABLE, ConfigError, PortInUseError
+from trserve.front import HttpFront, listen
 from trserve.ipc.control import GATEWAY_IDENTITY, ControlClient, Message, worker_identity
-from trserve.launcher import Launcher, _listen
+from trserve.launcher import Launcher
 from trserve.lifecycle import ServerEvent, ServerState
 
 
@@ -25,8 +26,8 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
     monkeypatch.setattr(banner, "_say", lambda text: None)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with (
-        _listen("127.0.0.1", 0) as listener,
-        Launcher(new_plan(tmp_path, router="none"), listener, 30.0) as launcher,
+        listen("127.0.0.1", 0) as listener,
+        Launcher(new_plan(tmp_path, router="none"), HttpFront(listener), 30.0) as launcher,
     ):
         yield launcher
     for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
@@ -130,29 +131,30 @@ def test_a_stranger_on_the_control_socket_is_not_answered(launcher: Launcher) ->
     client.close()
 
 
-def test_a_port_in_use_is_said(launcher: Launcher) -> None:
-    port = launcher._listener.getsockname()[1]
-    with pytest.raises(PortInUseError, match=f"{port}.*--port") as refused:
-        _listen("127.0.0.1", port)
+def test_a_port_in_use_is_said() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(PortInUseError, match=f"{port}.*--port") as refused:
+            listen("127.0.0.1", port)
     assert refused.value.exit_code == 4
 
 
 def test_a_host_that_is_not_ours_is_said() -> None:
     with pytest.raises(ConfigError, match="--host"):
-        _listen("192.0.2.1", 0)
+        listen("192.0.2.1", 0)
     with pytest.raises(ConfigError, match="--host"):
-        _listen("no such host", 0)
+        listen("no such host", 0)
 
 
 def test_port_0_is_resolved_before_anything_loads() -> None:
-    with _listen("127.0.0.1", 0) as listener:
+    with listen("127.0.0.1", 0) as listener:
         assert listener.getsockname()[1] > 0
         with socket.create_connection(listener.getsockname(), timeout=LONG_S):
             pass
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    with _listen("127.0.0.1", 0) as listener:
+    with listen("127.0.0.1", 0) as listener:
         with Launcher(new_plan(tmp_path, router="none"), listener, 1.0) as launcher:
             path = launcher._directory.path
             assert path.exists()
