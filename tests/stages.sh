@@ -23,11 +23,11 @@ suite() { stage "$1" "$bin/python" -m pytest "${@:2}"; }
 stage lint "$bin/ruff" check .
 stage format "$bin/ruff" format --check .
 stage types "$bin/mypy"
-suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher
+suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher tests/test_serverproc.py
 suite "models and workers" tests/models tests/workers tests/router_lib
 suite "gateway" tests/gateway
 suite "published weights" tests/realmodel
 suite "embedded pair" tests/demo
-suite "golden equality" tests/golden
+suite "golden equality" tests/golden tests/engine
 suite "black box" tests/blackbox
 echo "== all: $((SECONDS - total)) s"

@@ -10,19 +10,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trserve.params import SamplingParams
+    from trserve.engine import Completion, Engine, EngineError
     from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, StepResult
     from trserve.router_lib.parameters import Parameter
 
 __version__ = "0.1.0"
-__all__ = ["BaseRouter", "Parameter", "PeerReq", "RequestView", "SamplingParams", "StepResult"]
+__all__ = [
+    "BaseRouter",
+    "Completion",
+    "Engine",
+    "EngineError",
+    "Parameter",
+    "PeerReq",
+    "RequestView",
+    "StepResult",
+]
 
 _HOMES = {
     "BaseRouter": "trserve.router_lib.base",
+    "Completion": "trserve.engine",
+    "Engine": "trserve.engine",
+    "EngineError": "trserve.engine",
     "Parameter": "trserve.router_lib.parameters",
     "PeerReq": "trserve.router_lib.base",
     "RequestView": "trserve.router_lib.base",
-    "SamplingParams": "trserve.params",
     "StepResult": "trserve.router_lib.base",
 }
 
