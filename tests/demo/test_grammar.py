@@ -104,6 +104,18 @@ def test_the_mixture_has_the_stated_shares():
     assert sum(e.system is not None for e in examples) / 4000 == pytest.approx(0.06, abs=0.02)
 
 
+def test_first_messages_are_small_right_and_not_held_out():
+    rng = random.Random(10)
+    messages = [grammar.first_message(rng) for _ in range(500)]
+    problems = [m for m in messages if m.kind is not None]
+    for problem in problems:
+        assert by_hand(problem) == problem.value
+        assert not grammar.is_held_out(problem.question)
+        assert max(int(n) for n in re.findall(r"\d+", problem.question)) <= 15
+    assert 0.6 < len(problems) / len(messages) < 0.8
+    assert all(m.answer != REFUSAL for m in messages)
+
+
 def test_two_actions_share_a_sentence_often_enough():
     joined = [
         p for p in HELD_OUT if p.kind == "running" and re.search(r"\d[^.?]* and ", p.question)

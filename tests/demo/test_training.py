@@ -22,7 +22,7 @@ def tiny(seed=0):
 def run(steps, seed=0):
     torch.set_num_threads(1)
     model, losses = tiny(seed), []
-    optimiser = MuonAdamW(model, 100)
+    optimiser = MuonAdamW(model, 100, decay=0.35)
     stream = TrainingStream(TOKENIZER, seed, drill=0.3)
     for step, batch in zip(range(steps), stream, strict=False):
         logits, targets = labelled_logits(model, batch)
@@ -40,7 +40,7 @@ def test_a_few_steps_learn_and_repeat_bit_by_bit():
 
 
 def test_schedule_warms_up_holds_and_decays():
-    shares = [learning_rate_share(step, 1000) for step in range(1000)]
+    shares = [learning_rate_share(step, 1000, 0.35) for step in range(1000)]
     assert shares[0] == pytest.approx(1 / WARMUP_STEPS)
     assert shares[WARMUP_STEPS:650] == [1.0] * (650 - WARMUP_STEPS)
     assert shares[825] == pytest.approx(0.5, abs=0.01)

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from trserve.demo.grammar import Problem, drill_document, training_example
+from trserve.demo.grammar import Problem, drill_document, first_message, training_example
 from trserve.demo.tokenizer_build import IM_END, IM_START, MAX_CONTEXT, PAD_ID
 
 BATCH: Final = 32
@@ -110,12 +110,14 @@ class TrainingStream:
     Rotary attention sees only distances, so a constant shift of the positions teaches nothing.
     What a long chat brings that a short one does not is distance to the earlier turns: half of
     the conversations therefore skip a random number of positions before a later turn, up to the
-    whole context. ``drill`` is the share of drill documents and may be changed at any time.
+    whole context. ``drill`` and ``first`` are the shares of drills and of first messages;
+    ``drill`` may be changed at any time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, drill: float) -> None:
+    def __init__(self, tokenizer: Tokenizer, seed: int, drill: float, first: float = 0.0) -> None:
         self.drill = drill
-        self._tokenizer = tokenizer
+        self._first = first
+        self.tokenizer = tokenizer
         self._rng = random.Random(1000 + seed)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -129,13 +131,12 @@ class TrainingStream:
     def _document(self) -> _Document:
         rng = self._rng
         if rng.random() < self.drill:
-            return encode(drill_segments(drill_document(rng)), self._tokenizer)
-        problem = training_example(rng)
+            return encode(drill_segments(drill_document(rng)), self.tokenizer)
+        opening = self._first > 0.0 and rng.random() < self._first
+        problem = first_message(rng) if opening else training_example(rng)
         segments = problem_segments(problem)
         if not problem.history or rng.random() >= GAP_SHARE:
-            return encode(segments, self._tokenizer)
+            return encode(segments, self.tokenizer)
         later_turn = rng.randint(1, len(problem.history))
         first = 1 if problem.system is not None else 0
-        return encode(
-            segments, self._tokenizer, first + 3 * later_turn, rng.randint(0, MAX_CONTEXT)
-        )
+        return encode(segments, self.tokenizer, first + 3 * later_turn, rng.randint(0, MAX_CONTEXT))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trserve.demo import words
-from trserve.demo.problems import MAKERS, MAX_TOTAL, Kind, operand
-from trserve.demo.smalltalk import small_talk
+from trserve.demo.problems import MAKERS, MAX_TOTAL, Kind, Ledger, operand, small_problem
+from trserve.demo.smalltalk import first_words, small_talk
 
 HELD_OUT_MODULUS: Final = 50
 KIND_SHARES: Final[dict[Kind, float]] = {
@@ -86,6 +86,15 @@ def training_example(rng: random.Random) -> Problem:
     return Problem(last.question, last.answer, last.value, system, last.kind, turns)
 
 
+def first_message(rng: random.Random) -> Problem:
+    """What people type first: a bare greeting, or a sum with small numbers; none held out."""
+    if rng.random() < 0.3:
+        return Problem(*first_words(rng), None)
+    while is_held_out((problem := _as_problem(*small_problem(rng))).question):
+        pass
+    return problem
+
+
 def drill_document(rng: random.Random) -> list[tuple[str, str]]:
     """Independent operations as (``"230 - 54 ="``, ``"176"``); only results are worth learning.
 
@@ -118,6 +127,9 @@ def _training_turn(rng: random.Random) -> Problem:
 
 def _arithmetic(rng: random.Random) -> Problem:
     kind = rng.choices(tuple(KIND_SHARES), tuple(KIND_SHARES.values()))[0]
-    ledger = MAKERS[kind](rng)
+    return _as_problem(kind, MAKERS[kind](rng))
+
+
+def _as_problem(kind: Kind, ledger: Ledger) -> Problem:
     answer = " ".join([*ledger.told, f"The answer is {ledger.total}."])
     return Problem(" ".join(ledger.asked), answer, ledger.total, None, kind)

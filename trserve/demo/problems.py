@@ -28,6 +28,7 @@ class Ledger:
     total: int
     asked: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    small: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,10 @@ class _Scene:
         )  # fmt: skip
 
 
-def operand(rng: random.Random, at_most: int = 99) -> int:
-    """3-99, small ones a little more often than uniform; at most ``at_most``."""
+def operand(rng: random.Random, at_most: int = 99, small: bool = False) -> int:
+    """3-99, small ones a little more often than uniform; 1-12 if ``small``; at most ``at_most``."""
+    if small:
+        return rng.randint(1, max(1, min(12, at_most)))
     high = min(99, at_most)
     if rng.random() < 0.1:
         high = min(high, 9)
@@ -75,9 +78,17 @@ def _scene(rng: random.Random) -> _Scene:
     return _Scene(name, pronoun, _things(rng), other)
 
 
-def _running(rng: random.Random) -> Ledger:
+def small_problem(rng: random.Random) -> tuple[Kind, Ledger]:
+    """A running or direct problem with the numbers that a person tries first: 2 + 2, say."""
+    if rng.random() < 0.6:
+        return "direct", _direct(rng, small=True)
+    return "running", _running(rng, small=True)
+
+
+def _running(rng: random.Random, small: bool = False) -> Ledger:
     scene = _scene(rng)
-    ledger = Ledger(rng.randint(11, 120))
+    start = rng.randint(2, 15) if small else rng.randint(11, 120)
+    ledger = Ledger(start, small=small)
     opening = scene.say(rng.choice(words.OPENINGS), n=ledger.total)
     ledger.told.append(scene.say("{name} starts with {n} {things}.", n=ledger.total))
     phrases = [_step(ledger, scene, rng) for _ in range(rng.choice((1, 2, 2, 2, 3)))]
@@ -111,7 +122,7 @@ def _step(ledger: Ledger, scene: _Scene, rng: random.Random) -> tuple[str, bool]
     if rng.random() < 0.12 and old <= 170:
         return _boxes(ledger, scene, rng), False
     loss = old > 160 or (old >= 5 and rng.random() < 0.5)
-    n = operand(rng, old - 2 if loss else 99)
+    n = operand(rng, old - 2 if loss else 99, ledger.small)
     verbs = words.SUB_VERBS if loss else words.ADD_VERBS
     verb = rng.choice((*verbs, words.EAT) if loss and scene.things in words.FOODS else verbs)
     ledger.total = old - n if loss else old + n
@@ -216,19 +227,19 @@ _DIRECT_FORMS = (
 )  # fmt: skip
 
 
-def _direct(rng: random.Random) -> Ledger:
+def _direct(rng: random.Random, small: bool = False) -> Ledger:
     product = rng.random() < 0.2
-    ledger = Ledger(rng.randint(2, 9) if product else rng.randint(2, 150))
+    ledger = Ledger(rng.randint(2, 9) if product else rng.randint(2, 12 if small else 150))
     expression = str(ledger.total)
-    steps = rng.choice((1, 2)) if product else rng.choice((1, 2, 2, 3))
+    steps = 1 if small else rng.choice((1, 2)) if product else rng.choice((1, 2, 2, 3))
     for index in range(steps):
         old = ledger.total
         if product and index == 0:
             op, n = "*", rng.randint(2, 9)
         elif old > 160 or (old >= 5 and rng.random() < 0.5):
-            op, n = "-", operand(rng, old)
+            op, n = "-", operand(rng, old, small)
         else:
-            op, n = "+", operand(rng)
+            op, n = "+", operand(rng, small=small)
         ledger.total = {"+": old + n, "-": old - n, "*": old * n}[op]
         ledger.told.append(f"{_sum(old, op, n)}.")
         expression += f" {op} {n}"

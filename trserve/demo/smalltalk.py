@@ -13,6 +13,9 @@ from trserve.demo import words
 CAN_DO: Final = "I can solve short arithmetic word problems."
 REFUSAL: Final = "I can only solve short arithmetic word problems with small whole numbers."
 
+FIRST_PHRASINGS: Final = 6
+"""How many of a topic's phrasings, the most usual, count as first words."""
+
 
 class Topic(NamedTuple):
     """One kind of small talk: its share, its only reply, and the phrasings that lead to it."""
@@ -142,6 +145,12 @@ def small_talk(rng: random.Random) -> tuple[str, str]:
     """A ``(message, reply)`` pair, the message in one of many casings and punctuations."""
     topic = rng.choices(TOPICS, _WEIGHTS)[0]
     return _restyle(_fill(rng.choice(topic.phrasings), rng), rng), topic.reply
+
+
+def first_words(rng: random.Random) -> tuple[str, str]:
+    """A greeting, thanks or question about the model itself; never off topic."""
+    topic = rng.choice(TOPICS[:-1])
+    return _restyle(_fill(rng.choice(topic.phrasings[:FIRST_PHRASINGS]), rng), rng), topic.reply
 
 
 def _fill(phrasing: str, rng: random.Random) -> str:

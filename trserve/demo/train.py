@@ -22,7 +22,14 @@ from tokenizers import Tokenizer
 from trserve.demo import PAIR_DIR, PairModel
 from trserve.demo.data import IGNORED, Batch, TrainingStream, problem_batches
 from trserve.demo.grammar import held_out
-from trserve.demo.modeling import RECIPES, build_model, write_checkpoint
+from trserve.demo.modeling import (
+    RECIPES,
+    Phase,
+    build_model,
+    load_checkpoint,
+    prepare_for_training,
+    write_checkpoint,
+)
 from trserve.demo.optim import MuonAdamW
 from trserve.demo.record import record_pair
 from trserve.demo.tokenizer_build import build_tokenizer, load_tokenizer, write_tokenizer
@@ -31,6 +38,8 @@ DRILL_UNTIL: Final = 0.7
 CURVE_POINTS: Final = 8
 CURVE_PROBLEMS: Final = 300
 CURVE_SEED: Final = 77
+PHASE_SEED_STRIDE: Final = 1000
+"""No phase repeats the data of another."""
 
 PAIR_NAMES: Final[tuple[PairModel, ...]] = ("tiny", "small")
 
@@ -79,28 +88,27 @@ def score(model: Any, tokenizer: Tokenizer) -> Score:
     return Score(nll / count, right / count, exact / len(problems))
 
 
-def train_model(name: PairModel, tokenizer: Tokenizer, seed: int, bar: bool = True) -> Any:
-    """Trains one model, printing its learning curve; returns it in float32."""
-    recipe = RECIPES[name]
-    model = build_model(recipe, tokenizer.get_vocab_size(), seed)
-    optimiser = MuonAdamW(model, recipe.steps)
-    stream = TrainingStream(tokenizer, seed, recipe.drill)
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16)
-    every = recipe.steps // CURVE_POINTS
+def train_phase(
+    model: Any, phase: Phase, stream: TrainingStream, label: str, *, bfloat16: bool, bar: bool
+) -> None:
+    """One learning-rate cycle over ``stream``, in place, printing the learning curve."""
+    optimiser = MuonAdamW(model, phase.steps, phase.decay)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=bfloat16)
+    every = phase.steps // CURVE_POINTS
     started = time.monotonic()
     with _progress(bar) as progress:
-        task = progress.add_task(name, total=recipe.steps)
-        for step, batch in zip(range(recipe.steps), stream, strict=False):
-            if step >= DRILL_UNTIL * recipe.steps:
-                stream.drill = recipe.drill_end
+        task = progress.add_task(label, total=phase.steps)
+        for step, batch in zip(range(phase.steps), stream, strict=False):
+            if step >= DRILL_UNTIL * phase.steps:
+                stream.drill = phase.drill_end
             with autocast:
                 logits, targets = labelled_logits(model, batch)
             torch.autograd.backward(F.cross_entropy(logits.float(), targets))
             optimiser.step(step)
             progress.advance(task)
             if (step + 1) % every == 0:
-                _report(name, step + 1, time.monotonic() - started, score(model, tokenizer))
-    return model.eval()
+                seconds = time.monotonic() - started
+                _report(label, step + 1, seconds, score(model, stream.tokenizer))
 
 
 def _report(label: str, step: int, seconds: float, result: Score) -> None:
@@ -122,11 +130,22 @@ def _progress(shown: bool) -> Progress:
     )
 
 
-def _train_into(name: PairModel, out: Path, seed: int, bar: bool = True) -> None:
-    # At these sizes a second thread costs more in barriers than it saves in arithmetic.
+def _train_into(name: PairModel, out: Path, seed: int, bar: bool = True, first: int = 0) -> None:
+    """Runs the phases of ``name`` from ``first`` on, with a checkpoint after each."""
+    # Both models are trained at once, one core each.
     torch.set_num_threads(1)
-    tokenizer = load_tokenizer(out / name)
-    write_checkpoint(train_model(name, tokenizer, seed, bar), out / name)
+    recipe, directory = RECIPES[name], out / name
+    tokenizer = load_tokenizer(directory)
+    for index, phase in enumerate(recipe.phases[first:], first):
+        if index == 0:
+            model = build_model(recipe, tokenizer.get_vocab_size(), seed)
+        else:
+            model = prepare_for_training(load_checkpoint(directory))
+        data_seed = seed + PHASE_SEED_STRIDE * index
+        stream = TrainingStream(tokenizer, data_seed, phase.drill, phase.first)
+        label = f"{name}, phase {index + 1}"
+        train_phase(model, phase, stream, label, bfloat16=recipe.bfloat16, bar=bar)
+        write_checkpoint(model, directory)
 
 
 def _train_both(out: Path, seed: int) -> None:
@@ -149,8 +168,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m trserve.demo.train", description="Trains the embedded pair."
     )
     parser.add_argument("--which", choices=("slm", "llm", "both", "tokenizer"), default="both")
-    parser.add_argument("--out", type=Path, default=PAIR_DIR, help="where the two models go")
+    parser.add_argument("--out", type=Path, default=PAIR_DIR, metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--from-phase",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with slm or llm: go on from the checkpoint that phase N - 1 left in DIR",
+    )
     return parser.parse_args(argv)
 
 
@@ -159,9 +185,9 @@ def main(argv: list[str] | None = None) -> None:
     args = _arguments(argv)
     match args.which:
         case "slm":
-            _train_into("tiny", args.out, args.seed)
+            _train_into("tiny", args.out, args.seed, first=args.from_phase - 1)
         case "llm":
-            _train_into("small", args.out, args.seed)
+            _train_into("small", args.out, args.seed, first=args.from_phase - 1)
         case "tokenizer":
             _write_tokenizers(args.out, args.seed)
             return
