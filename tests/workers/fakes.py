@@ -62,16 +62,19 @@ class HashRunner:
     ``token`` may return -1 for logits that are not finite.
     """
 
-    def __init__(self, model: int, num_blocks: int, token: Token = hash_token) -> None:
+    def __init__(self, model: int, pool: BlockPool, token: Token = hash_token) -> None:
         self.model = model
         self.token = token
-        self.kv = np.full(num_blocks * BLOCK, -1)
+        self.pool = pool
+        self.kv = np.full(pool.num_blocks * BLOCK, -1)
         self.batches: list[list[int]] = []
 
     def forward(self, inputs: StepInputs) -> ForwardOutput:
         tokens, rows = inputs.num_tokens, inputs.num_rows
         slots = inputs.slots[:tokens]
         assert len(set(slots.tolist())) == tokens, "two tokens in one place"
+        written = set((slots // BLOCK).tolist())
+        assert not any(map(self.pool.is_cached, written)), "others may read what is written"
         self.kv[slots] = inputs.token_ids[:tokens]
         self.batches.append(np.diff(inputs.query_start[: rows + 1]).tolist())
         logits = torch.zeros(rows, VOCAB)
@@ -163,9 +166,9 @@ class Worker:
         self.slab = slab
         self.consumers = world.memory.consumers(slab, index)
         self.outbox = world.memory.outbox(slab, index)
-        self.pool = BlockPool(world.num_blocks, BLOCK)
+        self.pool = BlockPool(world.num_blocks, BLOCK, prefix_caching=world.prefix_caching)
         self.table = RequestTable(slab, self.outbox, self.pool, index)
-        self.runner = HashRunner(index, world.num_blocks, world.token)
+        self.runner = HashRunner(index, self.pool, world.token)
         names = tuple(f"m{model}" for model in range(world.memory.layout.workers))
         self.router = world.router(RouterContext(index, names, VOCAB, world.config))
         inputs = StepInputs(
@@ -198,6 +201,7 @@ class Worker:
         self.take_in(self.drain())
         self.cycle.run(now_ns)
         self.outbox.flush()
+        self.pool.check(self.table.resident.values())
 
 
 @dataclass
@@ -211,6 +215,7 @@ class World:
     max_rows: int = 8
     max_tokens: int = 64
     config: Mapping[str, float] = field(default_factory=dict)
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         slab = self.memory.slab()
@@ -262,11 +267,11 @@ class World:
         assert all(self.baton(slot).state is SlotState.DONE for slot in slots), "no end"
 
     def check_nothing_held(self) -> None:
-        """All requests are closed everywhere, and every block is free."""
+        """All requests are closed everywhere, and nobody holds a block."""
         for worker in self.workers:
             assert worker.table.resident == {} and worker.table.runnable == {}
             worker.pool.check([])
-            assert worker.pool.num_free == self.num_blocks
+            assert worker.pool.num_available == self.num_blocks
         for slot in range(self.memory.layout.slots):
             if unpack(self.slab.baton[slot]).state is SlotState.DONE:
                 for index, closed in enumerate(self.slab.closed):

@@ -37,6 +37,7 @@ class Running:
             table=worker.table,
             cycle=worker.cycle,
             publish=worker.outbox.flush,
+            strict=True,
         )
 
     def _on_control(self) -> bool:

@@ -259,7 +259,7 @@ def test_no_schedule_loses_doubles_or_strands_a_token(seed: int, models: int, sh
                 assert (seen, finish) == (expected.row, expected.finish)
         for worker in world.workers:
             assert worker.table.resident == {}
-            assert worker.pool.num_free == world.num_blocks
+            assert worker.pool.num_available == world.num_blocks
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -128,7 +128,7 @@ def test_somebody_goes_on_when_older_ones_outside_the_plan_hold_everything() -> 
         worker = w.workers[0]
         prompt = w.submit([1] * 15, limit=16)
         worker.turn()
-        assert worker.pool.num_free == 0
+        assert worker.pool.num_available == 0
         short = w.submit([2] * 2, limit=6)
         w.run(short, prompt)
         assert w.baton(short).length == 6

@@ -153,7 +153,7 @@ def test_done_is_told_to_everybody_who_ever_heard() -> None:
         w.workers[0].turn()
         w.workers[1].turn()
         assert w.baton(slot).state is SlotState.DONE
-        assert w.workers[0].pool.num_free < 64
+        assert w.workers[0].pool.num_available < 64
         assert w.workers[0].drain() == [Descriptor(Kind.DONE, slot.index, slot.gen, 1)]
         assert w.workers[2].drain() == []
         w.workers[0].take_in([Descriptor(Kind.DONE, slot.index, slot.gen, 1)])
@@ -174,7 +174,7 @@ def test_a_cancel_ends_the_request_where_the_baton_is_and_frees_the_rest() -> No
         w.slots.cancel(slot)
         w.workers[0].take_in(w.workers[0].drain())
         # Not the holder: it gives its blocks up at once, and stores nothing.
-        assert w.workers[0].pool.num_free == 64
+        assert w.workers[0].pool.num_available == 64
         assert w.baton(slot).state is SlotState.LIVE
         w.workers[1].turn()
         assert (w.baton(slot).state, w.baton(slot).finish) == (SlotState.DONE, Finish.ABORT)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from trserve.gateway.dispatcher import Dispatcher
+from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import Slab
 from trserve.plan import ServerPlan
 
-_WORDS = ("running", "pending", "free_blocks", "total_blocks", "steps", "kv_drops")
+_WORDS = tuple(word for word in WORKER_WORDS if word != "status")
 
 
 class Health:
@@ -20,7 +21,7 @@ class Health:
         self._dispatcher = dispatcher
 
     def report(self) -> dict[str, Any]:
-        """``requests`` by stage, and per model the requests, blocks and steps of its worker."""
+        """``requests`` by stage, and per model the words of its worker."""
         return {
             "requests": {
                 "live": self._dispatcher.num_live,

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 LINE: Final = 64
 MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
@@ -29,8 +29,15 @@ WORKER_WORDS: Final = (
     "total_blocks",
     "steps",
     "kv_drops",
+    "cached_blocks",
+    "cache_queried_tokens",
+    "cache_hit_tokens",
+    "cache_evictions",
+    "kv_repairs",
 )
-"""Words of a worker's header line, each with one writer (``status``: launcher; others: worker)."""
+"""Words of a worker's header lines, each with one writer (``status``: launcher; others: worker)."""
+
+WORKER_LINES: Final = -(-len(WORKER_WORDS) * 8 // LINE)
 
 
 class Region(NamedTuple):
@@ -77,7 +84,7 @@ class Layout:
         words = 8 * self.slots
         sizes = {
             "header": 8 * HEADER_WORDS,
-            "workers": LINE * self.workers,
+            "workers": WORKER_LINES * LINE * self.workers,
             "baton": words,
             "gen": words,
             "cancel": words,

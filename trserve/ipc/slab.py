@@ -27,7 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trserve.errors import StartupError
-from trserve.ipc.layout import EXTRAS_BYTES, LINE, PARAMS_BYTES, WORKER_WORDS, Layout
+from trserve.ipc.layout import (
+    EXTRAS_BYTES,
+    LINE,
+    PARAMS_BYTES,
+    WORKER_LINES,
+    WORKER_WORDS,
+    Layout,
+)
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _F_ADD_SEALS: Final = 1033
@@ -62,7 +69,7 @@ def create_slab_file(layout: Layout) -> int:
 
 
 class WorkerWords:
-    """The header line of one worker: single-writer words by name, or by index in loops."""
+    """The header lines of one worker: single-writer words by name, or by index in loops."""
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
@@ -114,7 +121,7 @@ class Slab:
         self.baton_vector = self._array("baton", np.int64, (slots,))
         self.tokens = self._array("tokens", np.int32, (slots, row))
         self.source = self._array("source", np.uint8, (slots, row))
-        self.workers = [WorkerWords(self._worker_line(w)) for w in range(layout.workers)]
+        self.workers = [WorkerWords(self._worker_words(w)) for w in range(layout.workers)]
         self._extras = self._raw("extras")
         self._params = self._raw("params")
 
@@ -136,9 +143,9 @@ class Slab:
     def _array(self, name: str, dtype: type[_Scalar], shape: tuple[int, ...]) -> NDArray[_Scalar]:
         return np.frombuffer(self._raw(name), dtype=dtype).reshape(shape)
 
-    def _worker_line(self, worker: int) -> memoryview:
-        words = self._words("workers")
-        return words[worker * LINE // 8 : (worker + 1) * LINE // 8]
+    def _worker_words(self, worker: int) -> memoryview:
+        size = WORKER_LINES * LINE // 8
+        return self._words("workers")[worker * size : (worker + 1) * size]
 
     def ring_words(self, producer: int, consumer: int) -> memoryview:
         """The int64 words of one ring, header first."""

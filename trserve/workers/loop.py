@@ -35,6 +35,7 @@ class WorkerLoop:
         on_control: takes in all control messages; returns False to end the loop.
         launcher_fd: pidfd of the launcher; readable once it has ended.
         publish: makes the iteration's results visible.
+        strict: KV blocks that do not add up end the worker instead of being repaired (tests).
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class WorkerLoop:
         table: RequestTable,
         cycle: StepCycle,
         publish: Callable[[], None],
+        strict: bool = False,
     ) -> None:
         self._bell = bell
         self._rings = rings
@@ -57,6 +59,8 @@ class WorkerLoop:
         self._table = table
         self._cycle = cycle
         self._publish = publish
+        self._strict = strict
+        self._recount_due = False
         self.belt_finds = 0
         self._poller = select.epoll()
         for fd in (bell, control_fd, launcher_fd):
@@ -75,6 +79,7 @@ class WorkerLoop:
     def _turn(self) -> bool:
         busy = bool(self._table.runnable)
         ready = {fd for fd, _ in self._poller.poll(0 if busy else BELT_S)}
+        self._recount_due |= busy
         if self._launcher_fd in ready:
             log.error("the launcher ended; so does this worker")
             return False
@@ -84,6 +89,10 @@ class WorkerLoop:
             self._take_in(by_belt=self._bell not in ready)
         for request in self._table.cancelled() if busy else ():
             self._table.finish(request, Finish.ABORT)
+        if self._recount_due and not (busy or ready or self._table.runnable):
+            # Once for each time that the worker falls idle, when nobody waits for it.
+            self._table.check_blocks(strict=self._strict)
+            self._recount_due = False
         self._cycle.run(time.monotonic_ns())
         self._publish()
         return True

@@ -3,7 +3,8 @@
 Pending requests give theirs up first, the one that has been away longest before the others; then
 the newest runnable ones, but none that is older than the one that asks: else a stream of short
 suffixes could keep a long prompt from ever being computed. Whoever loses blocks computes them
-again from its row. A request that cannot fit alone ends with ``length``.
+again from its row, but for what is still in the prefix cache then: full blocks that are given up
+go there, and are evicted last. A request that cannot fit alone ends with ``length``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _make_room(
     if pool.extend(request, length):
         return True
     victims = [*table.pending_with_blocks(), *runnable]
-    if pool.missing(request, length) > pool.num_free + sum(v.num_blocks for v in victims):
+    if pool.missing(request, length) > pool.num_available + pool.gain(victims):
         return False
     for victim in victims:
         table.drop_kv(victim)

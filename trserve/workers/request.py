@@ -21,6 +21,8 @@ class Request:
         slot, gen: where it lives in the slab, and which use of the slot it is.
         length: committed length of the row as of the last baton that named this worker.
         num_computed: tokens of the row whose KV is valid here.
+        num_cached: how many of the first blocks are in the prefix cache, for others to share.
+        block_hashes: of the row's first full blocks, as far as they were needed.
         hop: the last hop that was handled here; -1 before the first.
         committed_here: tokens committed here since the baton arrived.
         arrived_empty: whether the hop that brought the baton had committed nothing.
@@ -33,6 +35,7 @@ class Request:
         "_row",
         "arrived_empty",
         "bank",
+        "block_hashes",
         "block_table",
         "committed_here",
         "end_ids",
@@ -43,6 +46,7 @@ class Request:
         "length",
         "limit",
         "num_blocks",
+        "num_cached",
         "num_computed",
         "params",
         "peer_locs",
@@ -82,6 +86,9 @@ class Request:
         self.block_table = block_table
         self.num_blocks = 0
         self.num_computed = 0
+        self.num_cached = 0
+        # Committed tokens never change, so neither do these, whatever becomes of the KV.
+        self.block_hashes: list[int] = []
         self.state = State.PENDING
         self.length = prompt_len
         self.visible = prompt_len
@@ -124,6 +131,10 @@ class Request:
     def num_generated(self) -> int:
         """Committed output tokens."""
         return self.length - self.prompt_len
+
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        """The committed tokens from ``start`` to ``stop``, int32."""
+        return self._row[start:stop].tobytes()
 
     def move(self, event: Event) -> None:
         """Take ``event``. Raises ValueError for an illegal move."""

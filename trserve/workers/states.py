@@ -16,7 +16,7 @@ from typing import Final
 class State(Enum):
     """Where a request stands in this worker."""
 
-    WAITING = auto()  # ours to write; nothing of its row is computed yet
+    WAITING = auto()  # ours to write; at most a cached prefix of its row is at hand
     RUNNING = auto()  # ours to write; KV valid up to num_computed
     PENDING = auto()  # another worker holds the baton
     FINISHED = auto()  # over; blocks are free

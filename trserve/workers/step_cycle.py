@@ -24,7 +24,7 @@ from trserve.workers.routing import Routing
 from trserve.workers.row_sampling import row_sampling
 from trserve.workers.runner import ForwardOutput, TorchRunner
 from trserve.workers.sampler import Sampler
-from trserve.workers.states import Event
+from trserve.workers.states import State
 from trserve.workers.step import StepInputs
 from trserve.workers.table import RequestTable
 
@@ -32,7 +32,12 @@ _STEPS = WORKER_WORDS.index("steps")
 _RUNNING = WORKER_WORDS.index("running")
 _PENDING = WORKER_WORDS.index("pending")
 _FREE = WORKER_WORDS.index("free_blocks")
+_CACHED = WORKER_WORDS.index("cached_blocks")
 _KV_DROPS = WORKER_WORDS.index("kv_drops")
+_KV_REPAIRS = WORKER_WORDS.index("kv_repairs")
+_QUERIED = WORKER_WORDS.index("cache_queried_tokens")
+_HIT = WORKER_WORDS.index("cache_hit_tokens")
+_EVICTIONS = WORKER_WORDS.index("cache_evictions")
 
 
 @dataclass(frozen=True)
@@ -95,13 +100,20 @@ class StepCycle:
         self._note_load()
 
     def _note_load(self) -> None:
-        table, words = self._table, self._words
+        table, pool, words = self._table, self._table.pool, self._words
         words[_RUNNING] = len(table.runnable)
         words[_PENDING] = len(table.resident) - len(table.runnable)
-        words[_FREE] = table.pool.num_free
+        words[_FREE] = pool.num_free
+        words[_CACHED] = pool.num_cached
+        words[_QUERIED] = pool.queried_tokens
+        words[_HIT] = pool.hit_tokens
+        words[_EVICTIONS] = pool.evictions
         words[_KV_DROPS] = table.kv_drops
+        words[_KV_REPAIRS] = table.kv_repairs
 
     def _step(self, now_ns: int) -> None:
+        if self._table.waiting:
+            self._table.match_prefixes(self._limits.max_rows)
         wanted = choose_step(
             self._table.runnable.values(),
             max_rows=self._limits.max_rows,
@@ -124,8 +136,10 @@ class StepCycle:
             if tokens == request.remaining:
                 due.append(row)
                 prefill.append(request.num_computed < request.prompt_len)
+            if request.state is State.WAITING:
+                self._table.start(request)
             request.num_computed += tokens
-            request.move(Event.SCHEDULED)
+        self._table.pool.note_computed(plan)
         if due:
             requests = [plan[row][0] for row in due]
             self._decide(requests, _rows(output, due, len(plan)), prefill)

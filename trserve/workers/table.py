@@ -7,8 +7,10 @@ tells whether a baton was handled before, and a rescan finds what no ring brough
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 
@@ -23,6 +25,8 @@ from trserve.workers.blocks import BlockPool
 from trserve.workers.request import Request
 from trserve.workers.states import Event, State
 
+log = logging.getLogger(__name__)
+
 
 def _nothing_more(request: Request) -> None:
     """Arrivals need nothing beyond the table."""
@@ -36,6 +40,8 @@ class RequestTable:
 
     Attributes:
         kv_drops: how often a request lost its KV here.
+        kv_repairs: how often blocks did not add up.
+        waiting: those of ``runnable`` that have not started, or have lost their KV.
         on_arrival: called once per baton that arrives; may finish the request or hand it on.
     """
 
@@ -53,8 +59,10 @@ class RequestTable:
         self._block_tables = np.zeros((slab.layout.slots, self.blocks_per_row), dtype=np.int32)
         self.pool = pool
         self.kv_drops = 0
+        self.kv_repairs = 0
         self.resident: dict[int, Request] = {}
         self.runnable: dict[int, Request] = {}
+        self.waiting: dict[int, Request] = {}
 
     # -- taking in ---------------------------------------------------------------------------
 
@@ -123,6 +131,8 @@ class RequestTable:
         request.extras = extras.router
         request.take_baton(baton, extras.length, time.monotonic_ns())
         self.runnable[request.slot] = request
+        if request.state is State.WAITING:
+            self.waiting[request.slot] = request
         self.on_arrival(request)
 
     # -- sending out -------------------------------------------------------------------------
@@ -161,6 +171,7 @@ class RequestTable:
         request.visible = request.length
         request.move(Event.HANDED_OFF)
         self.runnable.pop(slot, None)
+        self.waiting.pop(slot, None)
 
     def finish(self, request: Request, reason: Finish) -> None:
         """End a request whose baton is here, and tell every worker that has heard of it."""
@@ -175,6 +186,9 @@ class RequestTable:
             if sent >> worker & 1 and worker != self._index:
                 self._outbox.send(worker, Descriptor(Kind.DONE, slot, gen, request.hop))
         self._close(slot, gen, request)
+        if reason is Finish.NUMERIC_ERROR:
+            # Nothing says where the NaN began: if in the KV of a prefix, it must not live on.
+            self.pool.forget_cached()
 
     def _write_extras(self, request: Request, router_extras: bytes, *, empty: bool) -> None:
         now = time.monotonic_ns()
@@ -189,10 +203,25 @@ class RequestTable:
             request.move(Event.FINISHED)
             del self.resident[slot]
             self.runnable.pop(slot, None)
+            self.waiting.pop(slot, None)
         self._closed[slot] = gen
         self._outbox.close(slot, gen)
 
     # -- KV ----------------------------------------------------------------------------------
+
+    def match_prefixes(self, most: int) -> None:
+        """Give the first ``most`` waiting requests what the prefix cache has of their rows.
+
+        Before each step until they start, because what they wait for may be computing just that.
+        """
+        for request in islice(self.waiting.values(), most):
+            self.pool.match(request)
+
+    def start(self, request: Request) -> None:
+        """Take a waiting request into a step."""
+        del self.waiting[request.slot]
+        self.pool.started(request)
+        request.move(Event.SCHEDULED)
 
     def drop_kv(self, request: Request) -> None:
         """Take the KV blocks of a request; its row is untouched and will be computed again."""
@@ -200,6 +229,28 @@ class RequestTable:
         self.pool.release(request)
         if request.state is not State.WAITING:
             request.move(Event.KV_LOST)
+        if request.state is State.WAITING:
+            self.waiting[request.slot] = request
+
+    def check_blocks(self, *, strict: bool) -> None:
+        """Recount the blocks while nothing is runnable; repair what does not add up.
+
+        Then everybody loses their KV, which costs time and no output. With ``strict``, for tests,
+        raises AssertionError instead.
+        """
+        try:
+            self.pool.check(self.resident.values())
+        except AssertionError as error:
+            if strict:
+                raise
+            log.error("KV blocks do not add up (%s): all are free again, KV is recomputed", error)
+            self.kv_repairs += 1
+            self._reset_blocks()
+
+    def _reset_blocks(self) -> None:
+        for request in self.resident.values():
+            request.num_blocks = request.num_computed = request.num_cached = 0
+        self.pool.reset()
 
     def pending_with_blocks(self) -> list[Request]:
         """Requests that are written elsewhere and hold blocks here, longest away first."""
