@@ -46,13 +46,23 @@ def _help(setting: Field[Any]) -> str:
     if "[default" in text or setting.metadata["multiple"]:
         return text
     default = setting.default
+    if isinstance(default, bool):
+        default = "on" if default else "off"
     return f"{text}  [default: {','.join(default) if isinstance(default, tuple) else default}]"
+
+
+def _spellings(setting: Field[Any]) -> list[str]:
+    flag, meta = flag_name(setting), setting.metadata
+    if isinstance(setting.default, bool):
+        flag = f"{flag}/--no-{flag[2:]}"
+    # To click, what follows " /" turns the switch off.
+    return [flag, *meta["also"], *(f" /{spelling}" for spelling in meta["off"])]
 
 
 def _option(setting: Field[Any]) -> click.Option:
     meta = setting.metadata
     return click.Option(
-        [flag_name(setting), *meta["also"], setting.name],
+        [*_spellings(setting), setting.name],
         type=_flag_type(setting),
         multiple=meta["multiple"],
         default=None,

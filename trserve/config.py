@@ -24,6 +24,7 @@ def option(
     help_text: str,
     *,
     also: tuple[str, ...] = (),
+    off: tuple[str, ...] = (),
     parse: Callable[[str], Any] | None = None,
     choices: tuple[str, ...] = (),
     multiple: bool = False,
@@ -33,6 +34,7 @@ def option(
 
     Args:
         also: further spellings (those of vLLM and SGLang, say).
+        off: further spellings that turn a switch off.
         parse: turns the flag's text into the value; raises ValueError with the reason.
         choices: the values that are allowed.
         multiple: the flag may be repeated; ``parse`` is given each text.
@@ -41,6 +43,7 @@ def option(
     metadata = {
         "help": help_text,
         "also": also,
+        "off": off,
         "parse": parse,
         "choices": choices,
         "multiple": multiple,
@@ -170,6 +173,11 @@ class EngineConfig:
         metavar="BYTES",
     )
     block_size: int = option(16, "Tokens in one KV block.", also=("--page-size",))
+    enable_prefix_caching: bool = option(
+        True,
+        "Keep the KV of computed prompts and answers for requests that begin alike.",
+        off=("--disable-radix-cache",),
+    )
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     row_tokens: int
     block_size: int
+    prefix_caching: bool = True
     max_rows: int
     max_tokens: int
 
@@ -112,6 +113,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         slots=config.engine.max_requests,
         row_tokens=max(lengths),
         block_size=config.engine.block_size,
+        prefix_caching=config.engine.enable_prefix_caching,
         max_rows=config.engine.max_num_seqs,
         max_tokens=config.engine.max_num_batched_tokens,
     )

@@ -43,6 +43,7 @@ def test_every_field_has_its_flag_and_says_what_it_is(setting: Field[Any]) -> No
     option = option_of(setting)
     assert flag_name(setting) in option.opts
     assert set(setting.metadata["also"]) <= set(option.opts)
+    assert set(setting.metadata["off"]) <= set(option.secondary_opts)
     assert setting.metadata["help"].endswith((".", "]"))
 
 
@@ -66,6 +67,24 @@ def test_defaults_are_allowed_values(setting: Field[Any]) -> None:
 
 def test_nothing_given_is_the_default() -> None:
     assert config_from_flags({}) == LaunchConfig()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], True),
+        (["--enable-prefix-caching"], True),
+        (["--no-enable-prefix-caching"], False),
+        (["--disable-radix-cache"], False),
+    ],
+)
+def test_a_switch_can_be_turned_off(
+    flags: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[LaunchConfig] = []
+    monkeypatch.setattr("trserve.launcher.launch", lambda config: seen.append(config) or 0)
+    assert CliRunner().invoke(main, ["launch", *flags]).exit_code == 0
+    assert seen[0].engine.enable_prefix_caching is expected
 
 
 def test_the_tree_cannot_be_changed() -> None:

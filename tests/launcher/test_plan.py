@@ -69,6 +69,11 @@ def test_models_keep_their_order_and_lengths(pair: tuple[str, str]) -> None:
     assert [m.max_model_len for m in plan(pair, max_model_len=100).models] == [100, 100]
 
 
+def test_prefixes_are_cached_unless_that_is_turned_off(pair: tuple[str, str]) -> None:
+    assert plan(pair).prefix_caching
+    assert not plan(pair, enable_prefix_caching=False).prefix_caching
+
+
 def test_the_ends_are_the_union_over_the_models(pair: tuple[str, str]) -> None:
     assert {2, 3} <= set(plan(pair).eos_token_ids)
 

@@ -94,7 +94,8 @@ def _create_loop(
     others = (p for p in range(len(plan.models) + 1) if p != index)
     consumers = [RingConsumer(slab.ring_words(other, index)) for other in others]
     outbox = Outbox(slab, producers, arguments.bells, worker=index)
-    table = RequestTable(slab, outbox, BlockPool(model.num_blocks, plan.block_size), index)
+    pool = BlockPool(model.num_blocks, plan.block_size, prefix_caching=plan.prefix_caching)
+    table = RequestTable(slab, outbox, pool, index)
     inputs = StepInputs(
         max_tokens=plan.max_tokens,
         max_rows=plan.max_rows,
