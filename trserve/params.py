@@ -18,7 +18,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How tokens are chosen and when a request ends.
 
     ``seed`` is 64 bits; the gateway draws one where the client left it out, so that a request
-    is reproducible whatever happens to its workers. ``top_k`` 0 means off.
+    is reproducible whatever happens to its workers. ``top_k`` 0 means off. ``logit_bias`` is what
+    is added to the logits of these tokens; the penalties are explained in
+    ``workers/adjustments.py``, and 1, 0 and 0 mean off.
     """
 
     temperature: float = 1.0
@@ -31,6 +33,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
 
     @property
     def greedy(self) -> bool:

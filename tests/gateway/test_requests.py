@@ -73,6 +73,10 @@ def test_every_field_arrives():
         top_p=0.5,
         top_k=7,
         min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=-2,
+        frequency_penalty=0.5,
+        logit_bias={"7": -100, "123456": 1.5},
         seed=-5,
         max_tokens=9,
         min_tokens=3.0,
@@ -105,6 +109,10 @@ def test_every_field_arrives():
         top_p=0.5,
         top_k=7,
         min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=-2.0,
+        frequency_penalty=0.5,
+        logit_bias={7: -100.0, 123456: 1.5},
         seed=-5,
         max_tokens=9,
         min_tokens=3,
@@ -200,6 +208,10 @@ OUT_OF_RANGE = [
     ("seed", [2**63, 2**64, -(2**63) - 1, 0.5]),
     ("max_tokens", [0, -1, 1.5, 2**63]),
     ("min_tokens", [-1, 1.5]),
+    ("repetition_penalty", [0, 0.0, -1, 1e-3, 101, 1e39, 10**400]),
+    ("presence_penalty", [-2.1, 2.1, 1e300]),
+    ("frequency_penalty", [-2.1, 2.1, -(10**400)]),
+    ("logit_bias", [{str(token): 1 for token in range(257)}]),
     ("stop", ["", ["a", ""], ["x"] * 65, ["x" * 1025]]),
 ]
 
@@ -218,6 +230,7 @@ def test_no_number_that_is_not_finite(name, literal):
 
 NUMBERS = [
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
+    "repetition_penalty", "presence_penalty", "frequency_penalty",
 ]  # fmt: skip
 FLAGS = [
     "stream", "ignore_eos", "include_stop_str_in_output", "no_stop_trim", "skip_special_tokens",
@@ -262,6 +275,15 @@ def test_flags_are_booleans(name, value):
         ({"trserve": {"router": [1]}}, "trserve.router"),
         ({"trserve": {"router": {str(i): i for i in range(65)}}}, "trserve.router"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias.-5"),
+        ({"logit_bias": {"1.5": 1}}, "logit_bias.1.5"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias.5"),
+        ({"logit_bias": {"5": True}}, "logit_bias.5"),
+        ({"logit_bias": {"5": None}}, "logit_bias.5"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias.5"),
+        ({"logit_bias": {"5": -(10**400)}}, "logit_bias.5"),
     ],
 )
 def test_wrong_types_are_named(fields, param):
@@ -275,10 +297,6 @@ UNSUPPORTED = [
     ("logprobs", [True, 1, 5]),
     ("prompt_logprobs", [0, 1]),
     ("echo", [True]),
-    ("presence_penalty", [0.1]),
-    ("frequency_penalty", [-2]),
-    ("repetition_penalty", [1.1, 0]),
-    ("logit_bias", [{"5": 1}]),
     ("bad_words", [["x"]]),
     ("allowed_token_ids", [[1]]),
     ("response_format", [{"type": "json_object"}, {"type": "json_schema"}, {}, "text"]),

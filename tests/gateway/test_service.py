@@ -60,6 +60,7 @@ BAD = {
         400,
     ),
     "stop id out of range": ({"stop_token_ids": [10**6]}, "stop_token_ids", 400),
+    "biased id out of range": ({"logit_bias": {10**6: 1.0}}, "logit_bias", 400),
 }
 
 
@@ -161,7 +162,13 @@ def test_sampling_arrives_at_the_workers(service: Service) -> None:
         min_tokens=2,
         ignore_eos=True,
         stop_token_ids=[4, 5],
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={3: 2.0},
     ).sampling
+    assert (found.repetition_penalty, found.logit_bias) == (1.5, {3: 2.0})
+    assert (found.presence_penalty, found.frequency_penalty) == (0.5, -0.5)
     assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.5, 0.9, 3, 0.1)
     assert (found.seed, found.max_tokens, found.min_tokens, found.ignore_eos) == (5, 9, 2, True)
     assert (found.stop_token_ids, found.eos_token_ids) == ((4, 5), (7,))

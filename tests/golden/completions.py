@@ -17,6 +17,10 @@ from tests.golden.reference import LLM, SLM, Setting, Trace
 from tests.serverproc import Server
 
 PATH = "/v1/completions"
+SHAPING = (
+    *("top_k", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,21 @@ def body_of(prompt: Sequence[int], setting: Setting, models: Sequence[str]) -> d
         own["router"] = {"tau": setting.tau}
     if setting.entry != SLM:
         own["entry_model"] = models[setting.entry]
+    plain = Setting()
+    shaping = {
+        name: getattr(setting, name)
+        for name in SHAPING
+        if getattr(setting, name) != getattr(plain, name)
+    }
+    if setting.logit_bias:
+        shaping["logit_bias"] = {str(token): bias for token, bias in setting.logit_bias}
     return {
         "model": "trserve",
         "prompt": list(prompt),
         "max_tokens": setting.max_tokens,
         "temperature": setting.temperature,
         "seed": setting.seed,
+        **shaping,
         "return_token_ids": True,
         "trserve": own,
     }

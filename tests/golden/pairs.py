@@ -1,7 +1,7 @@
 """A running server beside the reference of its models, and the settings that both are asked.
 
-The settings cover each way of decoding: three thresholds, one model alone, the LLM first, and
-sampling at two temperatures.
+The settings cover each way of decoding: three thresholds, one model alone, the LLM first,
+sampling at two temperatures, penalties and biases under greedy decoding, and everything at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from tests.golden.reference import LLM, SLM, Reference, Setting, Trace
 from tests.serverproc import Server, concurrently
 
 LARGE_SEED = 0x1234_5678_9ABC_DEF0
-SETTINGS = ("low", "middle", "high", "slm-only", "llm-only", "llm-first", "sampled", "warm")
+SETTINGS = (
+    *("low", "middle", "high", "slm-only", "llm-only", "llm-first"),
+    *("sampled", "warm", "penalised", "shaped"),
+)
 
 Case = tuple[int, str]
 """Index of the prompt and name of the setting."""
@@ -72,5 +75,21 @@ def settings_of(taus: Sequence[float], max_tokens: int) -> dict[str, Setting]:
         "llm-first": {"entry": LLM},
         "sampled": {"temperature": 1.0},
         "warm": {"tau": high, "temperature": 0.6},
+        "penalised": {
+            "repetition_penalty": 1.3,
+            "presence_penalty": -0.4,
+            "frequency_penalty": 0.3,
+            "logit_bias": ((65, 2.0), (66, -100.0)),
+        },
+        "shaped": {
+            "temperature": 0.9,
+            "top_k": 30,
+            "top_p": 0.9,
+            "min_p": 0.02,
+            "repetition_penalty": 1.2,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.2,
+            "logit_bias": ((65, 1.5), (32, -3.0), (97, 0.25)),
+        },
     }
     return {name: dataclasses.replace(routed, **changes[name]) for name in SETTINGS}

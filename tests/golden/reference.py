@@ -32,7 +32,8 @@ SLM, LLM = 0, 1
 class Setting:
     """How one request is decoded; ``only`` names the one model that writes, ``tau`` is unused then.
 
-    ``temperature`` 0 is greedy. ``entry`` is the model that writes first.
+    ``temperature`` 0 is greedy. ``entry`` is the model that writes first. ``logit_bias`` holds
+    pairs of a token and what is added to its logit.
     """
 
     tau: float = 0.0
@@ -41,6 +42,13 @@ class Setting:
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -52,8 +60,9 @@ class Step:
     """One forward pass and what was decided on it.
 
     ``position`` counts output tokens from 0; ``choice_margin`` is the gap between the two largest
-    logits (greedy) or the distance of u from the nearest boundary of the cumulative distribution
-    (sampling); ``router_margin`` is |H - tau|, infinite where no router decides.
+    logits (greedy) or the distance of u from the nearest boundary of the cumulative distribution,
+    or of a probability from a filter's if that is nearer (sampling); ``router_margin`` is
+    |H - tau|, infinite where no router decides.
     """
 
     position: int
@@ -139,7 +148,7 @@ class Reference:
         sessions = [model.session() for model in self.models]
         writer = setting.entry if setting.only is None else setting.only
         while True:
-            step, routed = self._step(sessions[writer].logits(row), len(row), writer, trace)
+            step, routed = self._step(sessions[writer].logits(row), row, writer, trace)
             trace.steps.append(step)
             if step.kept:
                 row.append(step.token)
@@ -153,14 +162,17 @@ class Reference:
                 trace.handoffs += 1
 
     def _step(
-        self, logits: torch.Tensor, row_length: int, writer: int, trace: Trace
+        self, logits: torch.Tensor, row: Sequence[int], writer: int, trace: Trace
     ) -> tuple[Step, bool]:
         setting = trace.setting
+        wanted = penalised(logits, row, len(trace.prompt), setting)
         if setting.greedy:
-            token, choice_margin = arg_max(logits)
+            token, choice_margin = arg_max(wanted)
         else:
-            u = uniform(setting.seed, row_length, writer)
-            token, choice_margin = inverse_cdf(logits, setting.temperature, u)
+            u = uniform(setting.seed, len(row), writer)
+            kept_logits, filter_margin = filtered(wanted / setting.temperature, setting)
+            token, choice_margin = inverse_cdf(kept_logits, 1.0, u)
+            choice_margin = min(choice_margin, filter_margin)
         entropy = normalised_entropy(logits, self.models[writer].size)
         routed, router_margin = False, math.inf
         if setting.only is None:
@@ -195,6 +207,58 @@ def arg_max(logits: torch.Tensor) -> tuple[int, float]:
     first, second = torch.topk(logits, 2).values.tolist()
     token = int((logits == first).nonzero()[0])
     return token, first - second
+
+
+def penalised(
+    logits: torch.Tensor, row: Sequence[int], prompt_length: int, setting: Setting
+) -> torch.Tensor:
+    """``logits`` after biases, the repetition penalty (of all of ``row``), the frequency and the
+    presence penalty (of the output alone)."""
+    logits = logits.clone()
+    for token, bias in setting.logit_bias:
+        logits[token] += bias
+    output = row[prompt_length:]
+    for token in set(row):
+        if logits[token] > 0:
+            logits[token] /= setting.repetition_penalty
+        else:
+            logits[token] *= setting.repetition_penalty
+    for token in set(output):
+        logits[token] -= setting.frequency_penalty * output.count(token)
+        logits[token] -= setting.presence_penalty
+    return logits
+
+
+def filtered(logits: torch.Tensor, setting: Setting) -> tuple[torch.Tensor, float]:
+    """``logits`` with -inf where top_k, then top_p, then min_p remove a token, and the margin.
+
+    The margin is the least distance of a probability (for top_p: of a sum of them) from the
+    boundary that decides whether its token stays.
+    """
+    margin = math.inf
+    if setting.top_k:
+        ordered = torch.softmax(logits, dim=-1).sort(descending=True).values
+        margin = float(ordered[setting.top_k - 1] - ordered[setting.top_k])
+        logits = _only(logits, torch.softmax(logits, dim=-1) >= ordered[setting.top_k - 1])
+    if setting.top_p < 1.0:
+        ordered, order = torch.softmax(logits, dim=-1).sort(descending=True)
+        before = ordered.cumsum(-1) - ordered
+        inside = torch.zeros_like(logits, dtype=torch.bool)
+        inside[order] = before < setting.top_p
+        # Behind the last token nothing is left to keep or remove.
+        decided = before[ordered > 0]
+        margin = min(margin, float((decided - setting.top_p).abs().min()))
+        logits = _only(logits, inside)
+    if setting.min_p:
+        probabilities = torch.softmax(logits, dim=-1)
+        distances = probabilities - setting.min_p * probabilities.max()
+        margin = min(margin, float(distances[probabilities > 0].abs().min()))
+        logits = _only(logits, distances >= 0)
+    return logits, margin
+
+
+def _only(logits: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return logits.masked_fill(~kept, -math.inf)
 
 
 def inverse_cdf(logits: torch.Tensor, temperature: float, u: float) -> tuple[int, float]:

@@ -20,9 +20,11 @@ from tests.golden.reference import (
     Step,
     Trace,
     arg_max,
+    filtered,
     inverse_cdf,
     masked,
     normalised_entropy,
+    penalised,
 )
 
 PROMPTS = random_prompts(6, Random("reference"))
@@ -97,6 +99,47 @@ def test_inverse_cdf_and_its_margins():
     token, margin = inverse_cdf(logits, 1.0, 0.999)
     assert (token, margin) == (2, pytest.approx(0.199))
     assert inverse_cdf(masked(torch.zeros(4), 1), 1.0, 0.7) == (0, math.inf)
+
+
+def test_penalties_and_filters_are_those_of_transformers():
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        RepetitionPenaltyLogitsProcessor,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    shape = Setting(temperature=1.0, top_k=12, top_p=0.8, min_p=0.1, repetition_penalty=1.5)
+    theirs = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.5),
+            TopKLogitsWarper(12),
+            TopPLogitsWarper(0.8),
+            MinPLogitsWarper(0.1),
+        ]
+    )
+    for seed in range(20):
+        logits = torch.randn(60, generator=torch.Generator().manual_seed(seed)).double() * 2
+        row = [1, 5, 5, 9]
+        ours, margin = filtered(penalised(logits, row, 2, shape), shape)
+        expected = theirs(torch.tensor([row]), logits[None].clone())[0]
+        assert torch.allclose(ours, expected)
+        assert 0 < margin < 1
+
+
+def test_penalties_of_the_output_count_its_tokens():
+    shape = Setting(presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((0, 1.0),))
+    found = penalised(torch.zeros(4).double(), [3, 1, 2, 2], 1, shape)
+    assert found.tolist() == [1.0, -0.75, -1.0, 0.0]
+
+
+def test_filter_margins():
+    half = torch.tensor([0.5, 0.3, 0.2]).double().log()
+    assert filtered(half, Setting(top_k=1))[1] == pytest.approx(0.2)
+    assert filtered(half, Setting(top_p=0.75))[1] == pytest.approx(0.05)
+    assert filtered(half, Setting(min_p=0.5))[1] == pytest.approx(0.05)
+    assert filtered(half, Setting())[1] == math.inf
 
 
 def test_arg_max_takes_the_lowest_of_equals():

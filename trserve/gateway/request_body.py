@@ -52,6 +52,10 @@ class Body(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    presence_penalty: Number = None
+    frequency_penalty: Number = None
+    repetition_penalty: Number = None
+    logit_bias: dict[str, Any] | None = None  # as for `Extension.router`
     trserve: Extension | None = None
     # Not supported: any value is read, and all but the ones that change nothing are refused.
     n: Any = None
@@ -60,10 +64,6 @@ class Body(msgspec.Struct, kw_only=True):
     logprobs: Any = None
     prompt_logprobs: Any = None
     echo: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    logit_bias: Any = None
     bad_words: Any = None
     allowed_token_ids: Any = None
     response_format: Any = None
@@ -188,10 +188,6 @@ _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "use_beam_search": (_is_empty, "false"),
     "prompt_logprobs": (_is_empty, "null"),
     "echo": (_is_empty, "false"),
-    "presence_penalty": (_is_number(0), "0"),
-    "frequency_penalty": (_is_number(0), "0"),
-    "repetition_penalty": (_is_number(1), "1"),
-    "logit_bias": (_is_empty, "null"),
     "bad_words": (_is_empty, "null"),
     "allowed_token_ids": (_is_empty, "null"),
     "response_format": (_is_text_format, '{"type": "text"}'),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,20 +24,13 @@ from trserve.gateway.request_body import (
     StreamOptions,
     read_chat_body,
     read_completion_body,
-    type_error,
 )
+from trserve.gateway.request_values import INT64_MAX, flag, integer, one_prompt, sampling
 
-MAX_STOPS = 64
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKEN_IDS = 1024
 MAX_ROUTER_PARAMS = 64
 COMPLETION_MAX_TOKENS = 16
 """``max_tokens`` of /v1/completions where the client gave none, as OpenAI documents it."""
 
-_INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
-_FLOAT32_MAX = 3.4028234663852886e38
-_FLOAT32_TINY = 2.0**-126
 _FLOAT64_MAX = sys.float_info.max
 
 Kind = Literal["chat", "completion"]
@@ -66,6 +59,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -98,8 +95,8 @@ def parse_chat(body: bytes) -> GenerationRequest:
         kind="chat",
         messages=normalize_messages(fields.messages or []),
         chat_template_kwargs=_template_kwargs(fields),
-        add_generation_prompt=_flag(fields.add_generation_prompt, default=True),
-        add_special_tokens=_flag(fields.add_special_tokens),
+        add_generation_prompt=flag(fields.add_generation_prompt, default=True),
+        add_special_tokens=flag(fields.add_special_tokens),
         max_tokens=_chat_max_tokens(fields),
         **_common(fields),
     )
@@ -109,13 +106,13 @@ def parse_chat(body: bytes) -> GenerationRequest:
 def parse_completion(body: bytes) -> GenerationRequest:
     """The request in a body of /v1/completions; RequestError if it is not one."""
     fields = read_completion_body(body)
-    text, ids = _prompt(fields.prompt)
-    max_tokens = _integer("max_tokens", fields.max_tokens, 1, _INT64_MAX)
+    text, ids = one_prompt(fields.prompt)
+    max_tokens = integer("max_tokens", fields.max_tokens, 1, INT64_MAX)
     request = GenerationRequest(
         kind="completion",
         prompt_text=text,
         prompt_ids=ids,
-        add_special_tokens=_flag(fields.add_special_tokens, default=True),
+        add_special_tokens=flag(fields.add_special_tokens, default=True),
         max_tokens=COMPLETION_MAX_TOKENS if max_tokens is None else max_tokens,
         **_common(fields),
     )
@@ -144,97 +141,24 @@ def _common(fields: Body) -> dict[str, Any]:
         )
     model, params = _split_model(fields.model)
     return {
-        **_sampling(fields),
+        **sampling(fields),
         "model": model,
         "model_as_sent": fields.model,
-        "stream": _flag(fields.stream),
-        "include_usage": _flag(options.include_usage),
-        "continuous_usage_stats": _flag(options.continuous_usage_stats),
-        "return_token_ids": _flag(fields.return_token_ids),
-        "trace": _flag(extension.trace),
+        "stream": flag(fields.stream),
+        "include_usage": flag(options.include_usage),
+        "continuous_usage_stats": flag(options.continuous_usage_stats),
+        "return_token_ids": flag(fields.return_token_ids),
+        "trace": flag(extension.trace),
         "router_params": _router_params({**params, **(extension.router or {})}),
         "entry_model": extension.entry_model,
         "only": extension.only,
     }
 
 
-def _sampling(fields: Body) -> dict[str, Any]:
-    top_k = _integer("top_k", fields.top_k, -1, _INT64_MAX)
-    min_tokens = _integer("min_tokens", fields.min_tokens, 0, _INT64_MAX)
-    # Workers compute in float32, where a smaller top_p would round to 0 and a larger temperature
-    # to infinity; both mean the same at these limits.
-    top_p = _real("top_p", fields.top_p, 0.0, 1.0, default=1.0, above=True)
-    return {
-        "temperature": _real("temperature", fields.temperature, 0.0, _FLOAT32_MAX, default=1.0),
-        "top_p": max(top_p, _FLOAT32_TINY),
-        "top_k": max(top_k or 0, 0),
-        "min_p": _real("min_p", fields.min_p, 0.0, 1.0, default=0.0),
-        "seed": _integer("seed", fields.seed, -_INT64_MAX - 1, _INT64_MAX),
-        "min_tokens": min_tokens or 0,
-        "ignore_eos": _flag(fields.ignore_eos),
-        "stop": _stop(fields.stop),
-        "stop_token_ids": _stop_token_ids(fields.stop_token_ids),
-        "include_stop_str_in_output": _flag(fields.include_stop_str_in_output)
-        or _flag(fields.no_stop_trim),
-        "skip_special_tokens": _flag(fields.skip_special_tokens, default=True),
-    }
-
-
-def _flag(value: bool | None, *, default: bool = False) -> bool:
-    return default if value is None else value
-
-
-def _integer(name: str, value: float | None, low: int, high: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, float) and not value.is_integer():
-        raise RequestError(f"{name} must be a whole number", param=name)
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be between {low} and {high}", param=name)
-    return int(value)
-
-
-def _real(
-    name: str, value: float | None, low: float, high: float, *, default: float, above: bool = False
-) -> float:
-    """``value`` if it lies in [low, high], with ``above`` in (low, high]."""
-    if value is None:
-        return default
-    if not low <= value <= high or (above and value == low):
-        lower = f"greater than {low:g}" if above else f"at least {low:g}"
-        raise RequestError(f"{name} must be {lower} and at most {high:g}", param=name)
-    return float(value)
-
-
-def _stop(stop: str | list[str] | None) -> list[str]:
-    stops = [stop] if isinstance(stop, str) else stop or []
-    if len(stops) > MAX_STOPS:
-        raise RequestError(f"stop may hold at most {MAX_STOPS} strings", param="stop")
-    for text in stops:
-        if not text:
-            raise RequestError("stop may not hold an empty string; leave it out", param="stop")
-        if len(text) > MAX_STOP_CHARS:
-            raise RequestError(
-                f"a stop string may have at most {MAX_STOP_CHARS} characters", param="stop"
-            )
-    return stops
-
-
-def _stop_token_ids(ids: list[int | float] | None) -> list[int]:
-    if ids is not None and len(ids) > MAX_STOP_TOKEN_IDS:
-        raise RequestError(
-            f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids"
-        )
-    checked = [
-        _integer(f"stop_token_ids[{i}]", value, 0, _INT32_MAX) for i, value in enumerate(ids or [])
-    ]
-    return [value for value in checked if value is not None]
-
-
 def _chat_max_tokens(fields: ChatBody) -> int | None:
     """The new name wins; both are checked."""
-    old = _integer("max_tokens", fields.max_tokens, 1, _INT64_MAX)
-    new = _integer("max_completion_tokens", fields.max_completion_tokens, 1, _INT64_MAX)
+    old = integer("max_tokens", fields.max_tokens, 1, INT64_MAX)
+    new = integer("max_completion_tokens", fields.max_completion_tokens, 1, INT64_MAX)
     return old if new is None else new
 
 
@@ -280,28 +204,3 @@ def _router_params(params: dict[str, Any]) -> dict[str, float]:
             where = f"trserve.router.{name[:MAX_NAME]}"
             raise RequestError(f"{where} must be a finite number", param=where)
     return {name: float(value) for name, value in params.items()}
-
-
-_TokenId = Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)]
-
-
-def _prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
-    """A prompt's text or its ids: a string, a list of ids, or a list with one of either."""
-    inner = prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            raise RequestError(
-                "a list of several prompts is not supported yet; send one request for each",
-                param="prompt",
-            )
-        inner = prompt[0]
-    if inner is None or inner == "" or inner == []:
-        raise RequestError("prompt is empty; send text or token ids", param="prompt")
-    if isinstance(inner, str):
-        return inner, None
-    if not isinstance(inner, list):
-        raise RequestError("prompt must be a string or a list of token ids", param="prompt")
-    try:
-        return None, msgspec.convert(inner, list[_TokenId])
-    except msgspec.ValidationError as error:
-        raise type_error(error, "prompt" if inner is prompt else "prompt[0]") from error

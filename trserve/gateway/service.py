@@ -7,7 +7,7 @@ slot is taken. Knows no HTTP and no event loop.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -172,7 +172,8 @@ class Service:
         return min(context, prompt_tokens + request.max_tokens)
 
     def _sampling(self, request: GenerationRequest, seed: int, max_tokens: int) -> SamplingParams:
-        self._check_stop_ids(request.stop_token_ids)
+        self._check_known("stop_token_ids", request.stop_token_ids)
+        self._check_known("logit_bias", request.logit_bias)
         return SamplingParams(
             temperature=request.temperature,
             top_p=request.top_p,
@@ -184,12 +185,16 @@ class Service:
             ignore_eos=request.ignore_eos,
             stop_token_ids=tuple(request.stop_token_ids),
             eos_token_ids=tuple(self._plan.eos_token_ids),
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=request.logit_bias,
         )
 
-    def _check_stop_ids(self, ids: Sequence[int]) -> None:
+    def _check_known(self, param: str, ids: Iterable[int]) -> None:
         size = self._plan.tokenizer_size
         if any(not 0 <= token < size for token in ids):
-            raise RequestError(f"stop_token_ids: ids are 0 to {size - 1}", param="stop_token_ids")
+            raise RequestError(f"{param}: ids are 0 to {size - 1}", param=param)
 
     def _starter(
         self, request: GenerationRequest, prompt_ids: Sequence[int], seed: int, sink: Sink

@@ -69,7 +69,7 @@ class SlotTable:
         if len(params) > PARAMS_BYTES:
             raise RequestError(
                 f"the request's parameters take {len(params)} bytes; {PARAMS_BYTES} at most: "
-                "give fewer stop_token_ids",
+                "give fewer stop_token_ids or a smaller logit_bias",
                 param="stop_token_ids",
             )
         prompt = np.asarray(prompt_ids, dtype=np.int32)

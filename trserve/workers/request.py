@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trserve.ipc.baton import Baton
 from trserve.params import RequestParams
+from trserve.workers.adjustments import Adjustment
 from trserve.workers.states import Event, State, advance
 
 
@@ -27,12 +28,14 @@ class Request:
         committed_here: tokens committed here since the baton arrived.
         arrived_empty: whether the hop that brought the baton had committed nothing.
         pinned: whether the request never leaves this worker, whatever the router says.
+        adjustment: its biases and penalties, or None where it has none.
         end_ids: tokens that ``min_tokens`` keeps away; stop_ids: those that end the request.
         visible: tokens of the row that a router may see (committed, plus one just sampled).
     """
 
     __slots__ = (
         "_row",
+        "adjustment",
         "arrived_empty",
         "bank",
         "block_hashes",
@@ -80,6 +83,7 @@ class Request:
         self.pinned = params.pinned or peers == 0
         self.end_ids = self.sampling.eos_token_ids + self.sampling.stop_token_ids
         self.stop_ids = frozenset(() if self.sampling.ignore_eos else self.end_ids)
+        self.adjustment = Adjustment.of(self.sampling, prompt_len)
         self.prompt_len = prompt_len
         self.limit = limit
         self._row = row

@@ -25,4 +25,9 @@ def row_sampling(requests: Sequence[Request]) -> RowSampling:
             for row, request in enumerate(requests)
             if request.num_generated < request.sampling.min_tokens
         ],
+        adjustments=[
+            (row, request.adjustment.advance(request.token_ids[: request.length]))
+            for row, request in enumerate(requests)
+            if request.adjustment is not None
+        ],
     )

@@ -1,6 +1,6 @@
 """From logits to tokens, with random numbers that depend on the request alone.
 
-Knows logits and per-row parameters; nothing of requests, penalties, stop conditions or routing.
+Knows logits and per-row parameters; nothing of requests, stop conditions or routing.
 
 A token is the inverse of the cumulative distribution at a uniform number, and the uniform number
 is a function of (request seed, position, model, purpose): Philox4x32-10 (Salmon, Moraes, Dror and
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from trserve.params import GREEDY_BELOW
+from trserve.workers.adjustments import Adjustment, add_biases, penalise
 
 PURPOSE_SAMPLE = 0
 PURPOSE_ROUTER = 1
@@ -99,7 +100,7 @@ class RowSampling:
 
     ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off; ``positions`` are those of the tokens
     to be drawn. ``banned`` lists (row, token ids) that must not be chosen: end tokens before
-    ``min_tokens``.
+    ``min_tokens``. ``adjustments`` lists (row, biases and penalties), up to date with the row.
     """
 
     temperatures: npt.NDArray[np.floating]
@@ -109,6 +110,7 @@ class RowSampling:
     seeds: _UInt64Array
     positions: npt.NDArray[np.integer]
     banned: Sequence[tuple[int, Sequence[int]]] = ()
+    adjustments: Sequence[tuple[int, Adjustment]] = ()
 
 
 class Sampler:
@@ -121,8 +123,9 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: RowSampling) -> _Int64Array:
         """One token per row, int64 [B]; ``logits`` (float32 [B, V]) stays as it is.
 
-        Greedy rows take the arg max, the lowest index where several are equal. Other rows take
-        the first index at which the cumulative sum, in vocabulary order and float64, of the
+        Biases and penalties come first, the ban of tokens between them. Greedy rows take the arg
+        max, the lowest index where several are equal. Other rows take the first index at which the
+        cumulative sum, in vocabulary order and float64, of the
         filtered ``softmax(logits / temperature)`` exceeds uniform times its total. The filters
         are applied in the order ``top_k``, ``top_p``, ``min_p``, each to what the one before has
         left; a token whose probability equals the last one kept is kept too.
@@ -131,8 +134,8 @@ class Sampler:
         """
         # numpy, because on the CPU it shares the memory and its small operations cost a third.
         array: npt.NDArray[np.float32] = logits.detach().cpu().numpy()
-        if rows.banned:
-            array = _ban(array, rows.banned)
+        if rows.banned or rows.adjustments:
+            array = _adjusted(array, rows)
         tokens: _Int64Array = array.argmax(-1)
         largest = array[np.arange(len(array)), tokens]
         # The arg max finds a NaN before any number, so its value tells whether the row is sound.
@@ -190,13 +193,13 @@ class Sampler:
         self._numbers.update(zip(keys, numbers.reshape(len(keys), -1), strict=True))
 
 
-def _ban(
-    logits: npt.NDArray[np.float32], banned: Sequence[tuple[int, Sequence[int]]]
-) -> npt.NDArray[np.float32]:
-    """A copy of ``logits`` with the banned tokens at minus infinity."""
+def _adjusted(logits: npt.NDArray[np.float32], rows: RowSampling) -> npt.NDArray[np.float32]:
+    """A copy of ``logits`` with biases, then the ban of tokens, then penalties applied."""
     logits = logits.copy()
-    for row, ids in banned:
+    add_biases(logits, rows.adjustments)
+    for row, ids in rows.banned:
         logits[row, list(ids)] = -np.inf
+    penalise(logits, rows.adjustments)
     return logits
 
 

@@ -1,0 +1,164 @@
+"""Values of a request body that stand for themselves: types are known, now they must be in range.
+
+Each function takes a value as it came and returns it resolved, or raises a RequestError that names
+its parameter. Knows single parameters; nothing of what a whole request is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from trserve.errors import RequestError
+from trserve.gateway.request_body import MAX_NAME, Body, type_error
+
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 256
+MAX_BIAS = 100.0
+REPETITION_PENALTIES = 0.01, 100.0
+"""Between these a logit times the penalty is finite in float32."""
+
+_MAX_ID_DIGITS = 10
+_INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+_FLOAT32_MAX = 3.4028234663852886e38
+_FLOAT32_TINY = 2.0**-126
+
+
+def flag(value: bool | None, *, default: bool = False) -> bool:
+    """``value``, or the default where there is none."""
+    return default if value is None else value
+
+
+def integer(name: str, value: float | None, low: int, high: int) -> int | None:
+    """``value`` if it is whole and lies in [low, high]; None where there is none."""
+    if value is None:
+        return None
+    if isinstance(value, float) and not value.is_integer():
+        raise RequestError(f"{name} must be a whole number", param=name)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low} and {high}", param=name)
+    return int(value)
+
+
+def real(
+    name: str, value: float | None, low: float, high: float, *, default: float, above: bool = False
+) -> float:
+    """``value`` if it lies in [low, high], with ``above`` in (low, high]."""
+    if value is None:
+        return default
+    if not low <= value <= high or (above and value == low):
+        lower = f"greater than {low:g}" if above else f"at least {low:g}"
+        raise RequestError(f"{name} must be {lower} and at most {high:g}", param=name)
+    return float(value)
+
+
+def _stop(stop: str | list[str] | None) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"stop may hold at most {MAX_STOPS} strings", param="stop")
+    for text in stops:
+        if not text:
+            raise RequestError("stop may not hold an empty string; leave it out", param="stop")
+        if len(text) > MAX_STOP_CHARS:
+            raise RequestError(
+                f"a stop string may have at most {MAX_STOP_CHARS} characters", param="stop"
+            )
+    return stops
+
+
+def _stop_token_ids(ids: list[int | float] | None) -> list[int]:
+    if ids is not None and len(ids) > MAX_STOP_TOKEN_IDS:
+        raise RequestError(
+            f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids"
+        )
+    checked = [
+        integer(f"stop_token_ids[{i}]", value, 0, _INT32_MAX) for i, value in enumerate(ids or [])
+    ]
+    return [value for value in checked if value is not None]
+
+
+def sampling(fields: Body) -> dict[str, Any]:
+    """How tokens are chosen and an answer ends, by the names of ``GenerationRequest``."""
+    top_k = integer("top_k", fields.top_k, -1, INT64_MAX)
+    min_tokens = integer("min_tokens", fields.min_tokens, 0, INT64_MAX)
+    # Workers compute in float32, where a smaller top_p would round to 0 and a larger temperature
+    # to infinity; both mean the same at these limits.
+    top_p = real("top_p", fields.top_p, 0.0, 1.0, default=1.0, above=True)
+    return {
+        "temperature": real("temperature", fields.temperature, 0.0, _FLOAT32_MAX, default=1.0),
+        "top_p": max(top_p, _FLOAT32_TINY),
+        "top_k": max(top_k or 0, 0),
+        "min_p": real("min_p", fields.min_p, 0.0, 1.0, default=0.0),
+        **_penalties(fields),
+        "seed": integer("seed", fields.seed, -INT64_MAX - 1, INT64_MAX),
+        "min_tokens": min_tokens or 0,
+        "ignore_eos": flag(fields.ignore_eos),
+        "stop": _stop(fields.stop),
+        "stop_token_ids": _stop_token_ids(fields.stop_token_ids),
+        "include_stop_str_in_output": flag(fields.include_stop_str_in_output)
+        or flag(fields.no_stop_trim),
+        "skip_special_tokens": flag(fields.skip_special_tokens, default=True),
+    }
+
+
+def _penalties(fields: Body) -> dict[str, Any]:
+    low, high = REPETITION_PENALTIES
+    repetition = real("repetition_penalty", fields.repetition_penalty, low, high, default=1.0)
+    return {
+        "repetition_penalty": repetition,
+        "presence_penalty": _penalty("presence_penalty", fields.presence_penalty),
+        "frequency_penalty": _penalty("frequency_penalty", fields.frequency_penalty),
+        "logit_bias": _logit_bias(fields.logit_bias or {}),
+    }
+
+
+def _penalty(name: str, value: float | None) -> float:
+    return real(name, value, -2.0, 2.0, default=0.0)
+
+
+def _logit_bias(given: dict[str, Any]) -> dict[int, float]:
+    """Biases by token id; JSON has the ids as strings."""
+    if len(given) > MAX_LOGIT_BIAS:
+        raise RequestError(
+            f"logit_bias may hold at most {MAX_LOGIT_BIAS} tokens", param="logit_bias"
+        )
+    biases: dict[int, float] = {}
+    for key, value in given.items():
+        where = f"logit_bias.{key[:MAX_NAME]}"
+        if not (key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS):
+            raise RequestError(f"{where}: the members of logit_bias are token ids", param=where)
+        if type(value) not in (int, float) or not -MAX_BIAS <= value <= MAX_BIAS:
+            raise RequestError(
+                f"{where} must be a number between {-MAX_BIAS:g} and {MAX_BIAS:g}", param=where
+            )
+        biases[int(key)] = float(value)
+    return biases
+
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)]
+
+
+def one_prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
+    """A prompt's text or its ids: a string, a list of ids, or a list with one of either."""
+    inner = prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise RequestError(
+                "a list of several prompts is not supported yet; send one request for each",
+                param="prompt",
+            )
+        inner = prompt[0]
+    if inner is None or inner == "" or inner == []:
+        raise RequestError("prompt is empty; send text or token ids", param="prompt")
+    if isinstance(inner, str):
+        return inner, None
+    if not isinstance(inner, list):
+        raise RequestError("prompt must be a string or a list of token ids", param="prompt")
+    try:
+        return None, msgspec.convert(inner, list[_TokenId])
+    except msgspec.ValidationError as error:
+        raise type_error(error, "prompt" if inner is prompt else "prompt[0]") from error
