@@ -201,7 +201,14 @@ class Worker:
         self.take_in(self.drain())
         self.cycle.run(now_ns)
         self.outbox.flush()
+        self.check_blocks()
+
+    def check_blocks(self) -> None:
+        """The accounts add up, and what a cached block should hold is what it holds."""
         self.pool.check(self.table.resident.values())
+        for block in filter(self.pool.is_cached, range(self.pool.num_blocks)):
+            tokens = np.frombuffer(self.pool._cache._tokens[block], np.int32)
+            assert (self.runner.kv[block * BLOCK : (block + 1) * BLOCK] == tokens).all()
 
 
 @dataclass

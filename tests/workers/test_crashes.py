@@ -160,7 +160,7 @@ class Chaos(World):
             self.workers[index] = self.create(index)
             self.lost = [True] * len(self.workers)
         else:
-            worker.pool.check(worker.table.resident.values())
+            worker.check_blocks()
             if armed:
                 worker.fuse.left = None
 
