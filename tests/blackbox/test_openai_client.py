@@ -156,3 +156,47 @@ def test_errors_become_the_clients_own(client):
         client.chat.completions.create(**chat("Hello!") | {"model": "no-such-model"})
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(**chat("Hello!", temperature=-1))
+
+
+def test_choices_of_several_prompts(client):
+    prompts = ["The first", "The second"]
+    options = completion(prompts, n=2, temperature=1, seed=3)
+    whole = client.completions.create(**options)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert whole.usage.completion_tokens > 0
+    alone = [
+        client.completions.create(**completion(prompt, temperature=1, seed=3)) for prompt in prompts
+    ]
+    assert [whole.choices[0].text, whole.choices[2].text] == [a.choices[0].text for a in alone]
+    assert whole.choices[0].text != whole.choices[1].text
+    assert whole.usage.prompt_tokens == sum(a.usage.prompt_tokens for a in alone)
+    texts = [""] * 4
+    ends = []
+    stream = client.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}
+    )
+    for chunk in stream:
+        if not chunk.choices:
+            assert chunk.usage.completion_tokens == whole.usage.completion_tokens
+            continue
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        ends += [choice.index] if choice.finish_reason else []
+    assert texts == [choice.text for choice in whole.choices]
+    assert sorted(ends) == [0, 1, 2, 3]
+
+
+def test_choices_of_a_chat_each_have_their_role(client):
+    options = chat(QUESTIONS[0], n=3, temperature=1, seed=1)
+    whole = client.chat.completions.create(**options)
+    chunks = list(client.chat.completions.create(**options, stream=True))
+    for index, choice in enumerate(whole.choices):
+        own = [c.choices[0] for c in chunks if c.choices[0].index == index]
+        assert own[0].delta.role == "assistant"
+        assert own[-1].finish_reason == choice.finish_reason
+        assert "".join(c.delta.content or "" for c in own) == choice.message.content
+
+
+def test_more_choices_than_slots_are_refused(client):
+    with pytest.raises(openai.BadRequestError, match="n = 5000000"):
+        client.chat.completions.create(**chat("hi", n=5_000_000))

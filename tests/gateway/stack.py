@@ -137,4 +137,4 @@ def new_plan(path: Path, *, lengths: tuple[int, ...] = (64, 64), **changes: Any)
 
 
 def completion(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(kind="completion", **{"prompt_ids": [1, 2, 3], **fields})
+    return GenerationRequest(kind="completion", **{"prompts": [[1, 2, 3]], **fields})

@@ -90,6 +90,62 @@ def test_who_waits_longest_is_served_first_and_nobody_overtakes() -> None:
     play(story())
 
 
+def submit_all(d: Dispatcher, w: World, count: int, **fields: Any) -> asyncio.Task[Any]:
+    jobs = [new_job(w, ListSink(), **fields) for _ in range(count)]
+    return asyncio.ensure_future(d.submit_all(jobs))
+
+
+def test_a_request_gets_all_of_its_slots_or_none_and_is_not_overtaken() -> None:
+    async def story() -> None:
+        with world(slots=3, token=endless) as w:
+            d = new_dispatcher(w)
+            short, long = submit(d, w, limit=4), submit(d, w, limit=30)
+            await settle()
+            many, one = submit_all(d, w, 3, limit=5), submit(d, w, limit=4)
+            await settle()
+            work(w, d, 3)
+            await settle()
+            assert short.done() and (d.num_live, w.slots.num_free) == (1, 2)
+            assert not many.done() and not one.done(), "two slots are not three"
+            d.cancel(long.result())
+            work(w, d, 1)
+            await settle()
+            assert many.done() and d.num_live == 3 and not one.done()
+            work(w, d, 4)
+            await settle()
+            assert one.done()
+
+    play(story())
+
+
+def test_who_waits_behind_one_that_needs_many_goes_on_when_it_leaves() -> None:
+    async def story() -> None:
+        with world(slots=2, token=endless) as w:
+            d = new_dispatcher(w)
+            await d.submit(new_job(w, ListSink(), limit=60))
+            many, one = submit_all(d, w, 2), submit(d, w, limit=4)
+            await settle()
+            assert d.num_waiting == 2
+            many.cancel()
+            await settle()
+            assert one.done() and many.cancelled()
+
+    play(story())
+
+
+def test_a_choice_that_is_refused_takes_the_others_back() -> None:
+    async def story() -> None:
+        with world(slots=2, token=endless) as w:
+            d = new_dispatcher(w)
+            jobs = [new_job(w, ListSink()), new_job(w, ListSink(), params=bytes(5000))]
+            with pytest.raises(RequestError):
+                await d.submit_all(jobs)
+            work(w, d, 3)
+            assert (d.num_live, d.num_closing, w.slots.num_free) == (0, 0, 2)
+
+    play(story())
+
+
 def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
 
@@ -268,12 +324,14 @@ def test_no_slot_and_no_turn_is_ever_lost(seed: int) -> None:
         dice = random.Random(seed)
         with world(slots=2, token=endless) as w:
             d = new_dispatcher(w)
-            tasks: list[asyncio.Task[Generation]] = []
-            refused: set[asyncio.Task[Generation]] = set()
+            tasks: list[asyncio.Task[Any]] = []
+            refused: set[asyncio.Task[Any]] = set()
             for _ in range(30):
                 event = dice.randrange(8)
-                if event < 2:
+                if event == 0:
                     tasks.append(submit(d, w, limit=6))
+                elif event == 1:
+                    tasks.append(submit_all(d, w, dice.choice([1, 2]), limit=6))
                 elif event == 2:
                     tasks.append(submit(d, w, params=bytes(5000)))
                     refused.add(tasks[-1])
@@ -282,7 +340,9 @@ def test_no_slot_and_no_turn_is_ever_lost(seed: int) -> None:
                     if not task.done():
                         task.cancel()
                     elif not task.cancelled() and task.exception() is None:
-                        d.cancel(task.result())
+                        found = task.result()
+                        for generation in found if isinstance(found, list) else [found]:
+                            d.cancel(generation)
                 elif event == 4:
                     await settle()
                 else:

@@ -143,6 +143,20 @@ def test_an_answer_arrives_framed_as_its_headers_say(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_all_its_choices(folder: Path, stream: bool) -> None:
+    async def story(g: Gateway) -> None:
+        _, writer = await g.connect()
+        writer.write(request(prompt=[[1], [2]], n=2, max_tokens=50, stream=stream))
+        await g.until(lambda: g.dispatcher.num_live == 4)
+        g.work(3)
+        writer.close()
+        await g.until(lambda: g.dispatcher.num_live == 0)
+        await g.check_nothing_left()
+
+    play(story, folder)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("place", ["body", "tokenizing", "queue", "first token", "later token"])
 def test_a_client_that_vanishes_leaves_nothing_wherever_it_was(
     folder: Path, place: str, stream: bool, monkeypatch: pytest.MonkeyPatch
@@ -156,13 +170,13 @@ def test_a_client_that_vanishes_leaves_nothing_wherever_it_was(
             await g.until(lambda: g.dispatcher.num_live == 1)
         if place == "tokenizing":
             monkeypatch.setattr(app_module, "LONG_TEXT_CHARS", -1)
-            prepare = g.service.prepare
+            prepare = g.service.prepare_all
 
             def slow(*arguments: Any) -> Any:
                 assert released.wait(LONG_S)
                 return prepare(*arguments)
 
-            g.service.prepare = slow  # type: ignore[method-assign]
+            g.service.prepare_all = slow  # type: ignore[method-assign]
         length = 9999 if place == "body" else None
         writer.write(request(stream=stream, max_tokens=50, length=length))
         await g.until(lambda: len(g.state.tasks) == (2 if place == "queue" else 1))

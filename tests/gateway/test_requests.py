@@ -43,7 +43,7 @@ def refused_param(**fields):
 
 def test_defaults():
     assert chat() == GenerationRequest(kind="chat", messages=USER, add_special_tokens=False)
-    assert completion() == GenerationRequest(kind="completion", prompt_text="hi", max_tokens=16)
+    assert completion() == GenerationRequest(kind="completion", prompts=["hi"], max_tokens=16)
 
 
 def test_explicit_nulls_are_the_defaults():
@@ -164,7 +164,7 @@ def test_what_load_tools_send_by_default():
     )  # fmt: skip
     assert sdk == chat()
     harness = completion(prompt=[[5, 6, 7]], max_tokens=1, seed=1234, stop=["\n\n", "Q:"] * 4)
-    assert (harness.prompt_ids, harness.prompt_text) == ([5, 6, 7], None)
+    assert harness.prompts == [[5, 6, 7]]
 
 
 def test_new_name_of_max_tokens_wins():
@@ -208,6 +208,8 @@ OUT_OF_RANGE = [
     ("seed", [2**63, 2**64, -(2**63) - 1, 0.5]),
     ("max_tokens", [0, -1, 1.5, 2**63]),
     ("min_tokens", [-1, 1.5]),
+    ("n", [0, -1, 1.5, 2**63]),
+    ("best_of", [0, 2, 5]),
     ("repetition_penalty", [0, 0.0, -1, 1e-3, 101, 1e39, 10**400]),
     ("presence_penalty", [-2.1, 2.1, 1e300]),
     ("frequency_penalty", [-2.1, 2.1, -(10**400)]),
@@ -230,7 +232,7 @@ def test_no_number_that_is_not_finite(name, literal):
 
 NUMBERS = [
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens",
-    "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "best_of",
 ]  # fmt: skip
 FLAGS = [
     "stream", "ignore_eos", "include_stop_str_in_output", "no_stop_trim", "skip_special_tokens",
@@ -291,8 +293,6 @@ def test_wrong_types_are_named(fields, param):
 
 
 UNSUPPORTED = [
-    ("n", [2, 0, "1", True]),
-    ("best_of", [2]),
     ("use_beam_search", [True]),
     ("logprobs", [True, 1, 5]),
     ("prompt_logprobs", [0, 1]),
@@ -369,19 +369,29 @@ def test_router_parameters_of_the_body_win():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text", "ids"),
+    ("prompt", "prompts"),
     [
-        ("x", "x", None),
-        (["x"], "x", None),
-        ([1, 2], None, [1, 2]),
-        ([[1, 2]], None, [1, 2]),
-        ("\x00", "\x00", None),
-        ([0, 2**31 - 1], None, [0, 2**31 - 1]),
+        ("x", ["x"]),
+        (["x"], ["x"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2]], [[1, 2]]),
+        (["a", "b"], ["a", "b"]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [2]], ["a", [2]]),
+        ("\x00", ["\x00"]),
+        ([0, 2**31 - 1], [[0, 2**31 - 1]]),
     ],
 )
-def test_forms_of_a_prompt(prompt, text, ids):
+def test_forms_of_a_prompt(prompt, prompts):
     request = completion(prompt=prompt)
-    assert (request.prompt_text, request.prompt_ids) == (text, ids)
+    assert request.prompts == prompts
+    assert request.num_choices == len(prompts)
+
+
+def test_choices_are_prompts_times_n():
+    request = completion(prompt=["a", "b", "c"], n=2, best_of=2)
+    assert (request.n, request.num_choices) == (2, 6)
+    assert chat(n=3.0, best_of=1).num_choices == 3
 
 
 @pytest.mark.parametrize(
@@ -389,13 +399,16 @@ def test_forms_of_a_prompt(prompt, text, ids):
     [
         ("", "prompt"),
         ([], "prompt"),
-        ([[]], "prompt"),
-        ([""], "prompt"),
+        ([[]], "prompt[0]"),
+        ([""], "prompt[0]"),
+        (["a", ""], "prompt[1]"),
+        (["a", 5], "prompt[1]"),
+        ([[1], None], "prompt[1]"),
+        ([[1], [2, -1]], "prompt[1][1]"),
+        (["x"] * 4097, "prompt"),
         (None, "prompt"),
         (5, "prompt"),
         ({}, "prompt"),
-        (["a", "b"], "prompt"),
-        ([[1], [2]], "prompt"),
         ([1, "a"], "prompt[1]"),
         ([1, -1], "prompt[1]"),
         ([1, 2**31], "prompt[1]"),
@@ -437,7 +450,7 @@ def test_bodies_that_are_no_requests(parse, body):
 
 
 def test_byte_order_mark_and_duplicate_keys_are_taken():
-    assert parse_completion(b'\xef\xbb\xbf{"prompt":"a","prompt":"b"}').prompt_text == "b"
+    assert parse_completion(b'\xef\xbb\xbf{"prompt":"a","prompt":"b"}').prompts == ["b"]
 
 
 def test_a_huge_unknown_name_is_neither_repeated_nor_slow():

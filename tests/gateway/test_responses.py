@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trserve.errors import RequestError
 from trserve.gateway.responses import (
     DONE,
+    Choice,
     StreamFormat,
     chat_response,
     completion_response,
@@ -29,6 +30,10 @@ needs_schema = pytest.mark.skipif(not SCHEMA_FILE.is_file(), reason="no OpenAPI 
 
 HEAD = {"response_id": "id-1", "created": 17, "model": 'a/"b"'}
 USAGE = usage_dict(3, 2, {"handoffs": 1, "share": 0.5}, cached_tokens=1)
+
+
+def whole(make, **choice):
+    return make(**HEAD, choices=[Choice(**choice)], usage=USAGE)
 
 
 def stream(kind="chat", include_usage=False):
@@ -98,7 +103,7 @@ def conforms():
 @needs_schema
 def test_the_validator_finds_faults():
     schemas = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))["components"]["schemas"]
-    good = json.loads(chat_response(**HEAD, text="x", finish_reason="stop", usage=USAGE))
+    good = json.loads(whole(chat_response, text="x", finish_reason="stop"))
     bad = {**good, "created": "now"}
     assert problems(bad, schemas["CreateChatCompletionResponse"], schemas)
     del good["choices"][0]["message"]["refusal"]
@@ -108,9 +113,9 @@ def test_the_validator_finds_faults():
 @needs_schema
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_whole_responses_conform(conforms, reason):
-    options = {"text": "x", "finish_reason": reason, "usage": USAGE, "stop_reason": "\n"}
-    conforms(chat_response(**HEAD, **options), "CreateChatCompletionResponse")
-    conforms(completion_response(**HEAD, **options), "CreateCompletionResponse")
+    options = {"text": "x", "finish_reason": reason, "stop_reason": "\n"}
+    conforms(whole(chat_response, **options), "CreateChatCompletionResponse")
+    conforms(whole(completion_response, **options), "CreateCompletionResponse")
 
 
 @needs_schema
@@ -142,13 +147,13 @@ def test_the_sdk_reads_them():
     from openai.types import Completion
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-    options = {"text": "é", "finish_reason": "stop", "usage": USAGE, "extra": b'"trserve":{"x":1}'}
-    whole = ChatCompletion.model_validate_json(chat_response(**HEAD, **options))
-    assert whole.choices[0].message.content == "é"
-    assert whole.choices[0].model_extra["trserve"] == {"x": 1}
-    assert whole.usage.prompt_tokens_details.cached_tokens == 1
-    assert whole.usage.model_extra["trserve"]["handoffs"] == 1
-    assert Completion.model_validate_json(completion_response(**HEAD, **options)).choices[0].text
+    options = {"text": "é", "finish_reason": "stop", "extra": b'"trserve":{"x":1}'}
+    chat = ChatCompletion.model_validate_json(whole(chat_response, **options))
+    assert chat.choices[0].message.content == "é"
+    assert chat.choices[0].model_extra["trserve"] == {"x": 1}
+    assert chat.usage.prompt_tokens_details.cached_tokens == 1
+    assert chat.usage.model_extra["trserve"]["handoffs"] == 1
+    assert Completion.model_validate_json(whole(completion_response, **options)).choices[0].text
     for data in (
         stream().delta("x", first=True),
         stream().delta("", first=False, finish_reason="length"),
@@ -250,8 +255,8 @@ def test_any_text_survives_on_one_line(text, kind, first, finish):
 
 @given(st.text(), st.none() | st.text() | st.integers(0, 2**31))
 def test_whole_responses(text, stop_reason):
-    options = {"text": text, "finish_reason": "stop", "stop_reason": stop_reason, "usage": USAGE}
-    chat = json.loads(chat_response(**HEAD, **options, extra=b'"token_ids":[7]'))
+    options = {"text": text, "finish_reason": "stop", "stop_reason": stop_reason}
+    chat = json.loads(whole(chat_response, **options, extra=b'"token_ids":[7]'))
     end = {
         "index": 0,
         "logprobs": None,
@@ -262,9 +267,22 @@ def test_whole_responses(text, stop_reason):
     message = {"role": "assistant", "content": text, "refusal": None}
     assert chat["choices"] == [{**end, "message": message, "token_ids": [7]}]
     assert (chat["object"], chat["usage"]) == ("chat.completion", USAGE)
-    completion = json.loads(completion_response(**HEAD, **options))
+    completion = json.loads(whole(completion_response, **options))
     assert completion["choices"] == [{**end, "text": text}]
     assert completion["object"] == "text_completion"
+
+
+def test_choices_are_numbered():
+    choices = [Choice(text, "stop") for text in "abc"]
+    for make in (chat_response, completion_response):
+        found = json.loads(make(**HEAD, choices=choices, usage=USAGE))["choices"]
+        assert [choice["index"] for choice in found] == [0, 1, 2]
+    assert (
+        event(
+            StreamFormat(kind="chat", include_usage=False, index=2, **HEAD).delta("x", first=True)
+        )["choices"][0]["index"]
+        == 2
+    )
 
 
 def test_usage():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.ipc.memory import memory
 from trserve.errors import RequestError
 from trserve.gateway.dispatcher import Job
 from trserve.gateway.requests import GenerationRequest
-from trserve.gateway.service import Service
+from trserve.gateway.service import Service, choice_seed
 from trserve.params import RequestParams, decode_params
 
 TAU = {"name": "tau", "help": "", "default": 0.03, "minimum": 0.0, "maximum": 1.0}
@@ -52,13 +53,17 @@ BAD = {
     "no such router parameter": ({"router_params": {"eta": 0.5}}, "trserve.router", 400),
     "router parameter out of range": ({"router_params": {"tau": 1.5}}, "trserve.router", 400),
     "threshold out of range": ({"router_params": {"threshold": -1.0}}, "trserve.router", 400),
-    "id out of range": ({"prompt_ids": [1, 10**6]}, "prompt", 400),
-    "prompt as long as the context": ({"prompt_ids": [1] * 64}, "prompt", 400),
+    "id out of range": ({"prompts": [[1, 10**6]]}, "prompt", 400),
+    "prompt as long as the context": ({"prompts": [[1] * 64]}, "prompt", 400),
     "text longer than the context": (
-        {"prompt_ids": None, "prompt_text": "x y" * 99},
+        {"prompts": ["x y" * 99]},
         "prompt",
         400,
     ),
+    "one of several ids out of range": ({"prompts": [[1], [10**6]]}, "prompt", 400),
+    "more choices than slots": ({"n": 5}, "n", 400),
+    "far more choices than slots": ({"n": 5_000_000}, "n", 400),
+    "more prompts than slots": ({"prompts": [[1]] * 3, "n": 2}, "n", 400),
     "stop id out of range": ({"stop_token_ids": [10**6]}, "stop_token_ids", 400),
     "biased id out of range": ({"logit_bias": {10**6: 1.0}}, "logit_bias", 400),
 }
@@ -69,14 +74,14 @@ def test_bad_input_names_its_parameter(
     service: Service, fields: dict[str, Any], param: str, status: int
 ) -> None:
     with pytest.raises(RequestError) as refused:
-        prepare(service, completion(**fields))
+        service.prepare_all(completion(**fields), lambda _: ListSink())
     assert (refused.value.param, refused.value.status) == (param, status)
     assert len(refused.value.message) < 300
 
 
 def test_a_long_prompt_is_refused_with_the_counts(service: Service) -> None:
     with pytest.raises(RequestError, match=r"70 tokens.*64") as refused:
-        prepare(service, completion(prompt_ids=[1] * 70))
+        prepare(service, completion(prompts=[[1] * 70]))
     assert refused.value.code == "context_length_exceeded"
 
 
@@ -102,9 +107,9 @@ def test_the_context_is_the_shortest_of_the_models_that_may_write(folder: Path) 
     assert prepare(service, completion(entry_model="m0")).limit == 32
     assert prepare(service, completion(only="m0")).limit == 64
     assert prepare(service, completion(only="m1")).limit == 32
-    assert prepare(service, completion(only="m0", prompt_ids=[1] * 40)).limit == 64
+    assert prepare(service, completion(only="m0", prompts=[[1] * 40])).limit == 64
     with pytest.raises(RequestError, match=r"40 tokens.*32"):
-        prepare(service, completion(prompt_ids=[1] * 40))
+        prepare(service, completion(prompts=[[1] * 40]))
 
 
 @pytest.mark.parametrize(
@@ -184,12 +189,39 @@ def test_a_missing_seed_is_drawn_and_a_negative_one_has_64_bits(service: Service
     assert params(service, seed=-1).sampling.seed == 2**64 - 1
 
 
+def test_each_choice_is_a_job_with_a_seed_of_its_own(service: Service) -> None:
+    asked: list[int] = []
+
+    def sink_of(index: int) -> ListSink:
+        asked.append(index)
+        return ListSink()
+
+    request = completion(prompts=[[1, 2], [3, 4, 5]], n=2, seed=-1)
+    jobs = service.prepare_all(request, sink_of)
+    assert asked == [0, 1, 2, 3]
+    assert [list(job.prompt_ids) for job in jobs] == [[1, 2]] * 2 + [[3, 4, 5]] * 2
+    seeds = [decode_params(job.params).sampling.seed for job in jobs]
+    second = hashlib.blake2b(b"\xff" * 8 + bytes([1, 0, 0, 0, 0, 0, 0, 0]), digest_size=8).digest()
+    assert seeds == [2**64 - 1, int.from_bytes(second, "little")] * 2
+    assert len({choice_seed(7, choice) for choice in range(1000)}) == 1000
+
+
+def test_without_a_seed_equal_prompts_get_different_ones(service: Service) -> None:
+    jobs = service.prepare_all(completion(prompts=[[1]] * 4), lambda _: ListSink())
+    assert len({decode_params(job.params).sampling.seed for job in jobs}) == 4
+
+
+def test_several_choices_are_no_single_job(service: Service) -> None:
+    with pytest.raises(RequestError):
+        prepare(service, completion(n=2))
+
+
 def test_token_ids_are_used_as_they_are(service: Service) -> None:
-    assert list(prepare(service, completion(prompt_ids=[0, 2, 1])).prompt_ids) == [0, 2, 1]
+    assert list(prepare(service, completion(prompts=[[0, 2, 1]])).prompt_ids) == [0, 2, 1]
 
 
 def test_text_and_chats_are_tokenized(service: Service) -> None:
-    text = prepare(service, completion(prompt_ids=None, prompt_text="hello"))
+    text = prepare(service, completion(prompts=["hello"]))
     chat = prepare(
         service, GenerationRequest(kind="chat", messages=[{"role": "user", "content": "hello"}])
     )

@@ -12,6 +12,8 @@ import pytest
 from tests.gateway.stack import completion
 from trserve.errors import RequestError
 from trserve.gateway.answer import Delta
+from trserve.gateway.requests import GenerationRequest
+from trserve.gateway.responses import usage_dict
 from trserve.gateway.sinks import Extras, StreamSink, WholeSink
 
 NAMES = ["small", "large"]
@@ -34,16 +36,12 @@ def play(coroutine: Coroutine[Any, Any, None]) -> None:
 
 def stream(socket: Socket, *, chunked: bool = False, **fields: Any) -> StreamSink:
     request = completion(stream=True, **fields)
-    sink = StreamSink(request, Extras(request, NAMES), "trserve", socket, chunked)
-    sink.usage = lambda: USAGE
-    return sink
+    return StreamSink(request, Extras(request, NAMES), "trserve", socket, chunked)
 
 
 def whole(**fields: Any) -> WholeSink:
     request = completion(**fields)
-    sink = WholeSink(request, Extras(request, NAMES), "trserve")
-    sink.usage = lambda: USAGE
-    return sink
+    return WholeSink(request, Extras(request, NAMES), "trserve")
 
 
 def events(socket: Socket) -> list[Any]:
@@ -53,7 +51,14 @@ def events(socket: Socket) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
+def one_choice(sink: Any, usage: Any = None) -> Any:
+    choice = sink.choice(len(sink._choices))
+    choice.usage = lambda: usage or USAGE
+    return choice
+
+
 def feed(sink: Any) -> None:
+    sink = one_choice(sink)
     sink.take(Delta("Hel", [1], [0], None, None))
     sink.take(Delta("", [2], [1], None, None))
     sink.take(Delta("lo", [3], [1], None, None))
@@ -89,13 +94,14 @@ def test_tokens_without_text_make_no_event_of_their_own() -> None:
         socket = Socket()
         sink = stream(socket)
         sink.open()
+        choice = one_choice(sink)
         for _ in range(1000):
-            sink.take(Delta("", [5], [0], None, None))
+            choice.take(Delta("", [5], [0], None, None))
         assert socket.written == []
         assert not sink.begun.done()
-        sink.take(Delta("x", [6], [0], None, None))
+        choice.take(Delta("x", [6], [0], None, None))
         assert len(events(socket)) == 1
-        assert sink._held_ids == []  # nobody asked for ids
+        assert choice._held_ids == []  # nobody asked for ids
 
     play(story())
 
@@ -118,6 +124,7 @@ def test_chunks_are_framed_for_http_1_1() -> None:
         socket, plain = Socket(), Socket()
         framed = stream(socket, chunked=True)
         unframed = stream(plain)
+        unframed._settings = framed._settings
         unframed._format = framed._format
         for sink in (framed, unframed):
             sink.open()
@@ -158,8 +165,9 @@ ERROR = RequestError("a model's process ended", status=503, code="worker_lost")
 def test_a_failure_before_the_first_event_is_raised_with_its_status() -> None:
     async def story() -> None:
         for sink, wait in ((one := whole(), one.ended), (two := stream(Socket()), two.begun)):
-            sink.fail(ERROR)
-            sink.fail(RequestError("another"))
+            choice = one_choice(sink)
+            choice.fail(ERROR)
+            choice.fail(RequestError("another"))
             with pytest.raises(RequestError, match="process ended"):
                 await wait
 
@@ -171,9 +179,11 @@ def test_a_failure_after_it_is_an_event_and_the_end() -> None:
         socket = Socket()
         sink = stream(socket)
         sink.open()
-        sink.take(Delta("Hel", [1], [0], None, None))
-        sink.fail(ERROR)
-        sink.fail(ERROR)
+        choice = one_choice(sink)
+        choice.take(Delta("Hel", [1], [0], None, None))
+        choice.fail(ERROR)
+        choice.fail(ERROR)
+        choice.take(Delta("late", [2], [0], "stop", None))
         await sink.ended
         first, error, done = events(socket)
         assert first["choices"][0]["text"] == "Hel"
@@ -197,12 +207,89 @@ def test_a_client_that_left_does_not_disturb_the_last_tokens() -> None:
     play(story())
 
 
+def usage_of(prompt: int, small: int, large: int, seed: int = 5) -> dict[str, Any]:
+    total = small + large
+    return usage_dict(
+        prompt,
+        total,
+        {
+            "tokens": {"small": small, "large": large},
+            "handoffs": 2,
+            "share": large / total,
+            "pending_ms": 1.5,
+            "degraded": False,
+            "seed": seed,
+        },
+    )
+
+
+def test_choices_are_interleaved_each_with_its_role_and_its_end() -> None:
+    async def story() -> None:
+        socket = Socket()
+        request = GenerationRequest(kind="chat", n=3, stream=True, include_usage=True)
+        sink = StreamSink(request, Extras(request, NAMES), "trserve", socket, False)
+        sink.open()
+        choices = [one_choice(sink, usage_of(4, index, 1)) for index in range(3)]
+        for text in "ab":
+            for choice in choices:
+                choice.take(Delta(text, [1], [0], None, None))
+        for choice in reversed(choices):
+            assert not sink.ended.done()
+            choice.take(Delta("", [7], [0], "stop", None))
+        await sink.ended
+        *parts, usage, done = events(socket)
+        assert [part["choices"][0]["index"] for part in parts] == [0, 1, 2, 0, 1, 2, 2, 1, 0]
+        assert len({part["id"] for part in parts}) == 1
+        for index in range(3):
+            deltas = [p["choices"][0] for p in parts if p["choices"][0]["index"] == index]
+            assert [d["delta"].get("role") for d in deltas] == ["assistant", None, None]
+            assert [d["finish_reason"] for d in deltas] == [None, None, "stop"]
+        assert usage["choices"] == [] and done == "[DONE]"
+        assert (usage["usage"]["prompt_tokens"], usage["usage"]["completion_tokens"]) == (4, 6)
+
+    play(story())
+
+
+def test_a_body_holds_all_choices_and_counts_each_prompt_once() -> None:
+    async def story() -> None:
+        sink = whole(prompts=[[1], [2]], n=2)
+        choices = [one_choice(sink, usage_of(3 + i // 2, i, 2, seed=i // 2)) for i in range(4)]
+        for index, choice in enumerate(reversed(choices)):
+            assert not sink.ended.done()
+            choice.take(Delta(str(index), [1], [0], "length", None))
+        await sink.ended
+        body = json.loads(sink.body())
+        assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
+        assert [c["text"] for c in body["choices"]] == ["3", "2", "1", "0"]
+        usage = body["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3 + 4, 6 + 8)
+        own = usage["trserve"]
+        assert own["tokens"] == {"small": 6, "large": 8}
+        assert (own["handoffs"], own["share"], own["pending_ms"]) == (8, 8 / 14, 6.0)
+        assert (own["seed"], own["seeds"]) == (0, [0, 1])
+
+    play(story())
+
+
+def test_one_choice_that_fails_fails_all() -> None:
+    async def story() -> None:
+        sink = whole(n=2)
+        first, second = one_choice(sink), one_choice(sink)
+        first.fail(ERROR)
+        second.take(Delta("x", [1], [0], "stop", None))
+        with pytest.raises(RequestError, match="process ended"):
+            await sink.ended
+
+    play(story())
+
+
 def test_a_stream_is_paused_with_its_socket_and_a_body_never() -> None:
     async def story() -> None:
         socket = Socket()
         sink = stream(socket)
-        assert (sink.paused, whole().paused) == (False, False)
+        choice = one_choice(sink)
+        assert (choice.paused, one_choice(whole()).paused) == (False, False)
         socket.paused = True
-        assert sink.paused
+        assert choice.paused
 
     play(story())

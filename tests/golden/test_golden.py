@@ -8,12 +8,16 @@ rounding stays far below the margins.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import Iterator
 from random import Random
 
 import pytest
 
-from tests.golden.pairs import SETTINGS, Pair, settings_of
+from tests.golden.compare import Answer, assert_golden
+from tests.golden.completions import PATH, body_of
+from tests.golden.pairs import LARGE_SEED, SETTINGS, Pair, settings_of
 from tests.golden.random_pair import OUTPUT, build_random_pair, random_prompts
 from tests.golden.reference import SLM, Reference
 from tests.golden.word_problems import chat_prompts
@@ -65,6 +69,30 @@ def test_all_settings_mixed_thirty_two_at_a_time(pair):
 def test_one_at_a_time(pair):
     cases = [(index, name) for index in some(pair, 0.1) for name in SETTINGS]
     pair.check(cases, 1, streamed=[True, False])
+
+
+def test_lists_of_prompts_with_several_choices_each(pair):
+    """Every choice is a request of its own, with the documented seed."""
+    setting = dataclasses.replace(pair.settings["sampled"], seed=LARGE_SEED)
+    prompts = pair.prompts[:3]
+    body = body_of(prompts[0], setting, pair.server.models) | {"n": 3}
+    body["prompt"] = [list(prompt) for prompt in prompts]
+    choices = pair.server.post(PATH, body, timeout_s=120.0)["choices"]
+    assert [choice["index"] for choice in choices] == list(range(9))
+    cases = []
+    for choice in choices:
+        of_prompt, number = divmod(choice["index"], 3)
+        own = dataclasses.replace(setting, seed=choice_seed(LARGE_SEED, number))
+        trace = pair.reference.run(prompts[of_prompt], own)
+        found = Answer(choice["token_ids"], choice["trserve"]["source"], choice["finish_reason"])
+        cases.append((f"choice {choice['index']}", trace, found))
+    assert_golden(cases)
+
+
+def choice_seed(seed: int, number: int) -> int:
+    words = seed.to_bytes(8, "little") + number.to_bytes(8, "little")
+    digest = hashlib.blake2b(words, digest_size=8).digest()
+    return int.from_bytes(digest, "little") if number else seed
 
 
 def test_the_settings_put_the_loop_to_the_test(pair):

@@ -174,11 +174,12 @@ class App:
             else:
                 await self._whole(exchange, WholeSink(request, extras, model), send)
 
-    async def _prepare(self, sink: WholeSink | StreamSink) -> Job:
-        """The job of a request; long texts are tokenized beside the loop, streams go on."""
+    async def _prepare(self, sink: WholeSink | StreamSink) -> list[Job]:
+        """The jobs of a request; long texts are tokenized beside the loop, streams go on."""
+        prepare = self._service.prepare_all
         if sink.request.text_length > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._service.prepare, sink.request, sink)
-        return self._service.prepare(sink.request, sink)
+            return await asyncio.to_thread(prepare, sink.request, sink.choice)
+        return prepare(sink.request, sink.choice)
 
     async def _whole(self, exchange: Exchange, sink: WholeSink, send: Send) -> None:
         await exchange.submit(await self._prepare(sink))

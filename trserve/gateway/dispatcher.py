@@ -57,7 +57,7 @@ class Dispatcher:
         self._bell = bell
         self._seen = slab.baton_vector.copy()
         self._live: dict[int, Generation] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._granted = 0
         self.on_idle: Callable[[], None] | None = None
 
@@ -79,31 +79,54 @@ class Dispatcher:
     # -- admission ---------------------------------------------------------------------------
 
     async def submit(self, job: Job) -> Generation:
-        """Give ``job`` a slot, first come first served, and publish it.
-
-        Raises:
-            RequestError: 429, too many wait already.
-            asyncio.CancelledError: the caller gave up waiting.
-        """
-        await self._turn()
-        try:
-            slot = self._slots.publish(job.prompt_ids, job.params, limit=job.limit, entry=job.entry)
-        except RequestError:
-            # The slot is still free, and nothing else would tell whoever waits for one.
-            self._admit_waiting()
-            raise
-        generation = job.start(slot)
-        self._live[slot.index] = generation
-        # The worker may have been faster than this line.
-        word = self._slab.baton[slot.index]
-        load_fence()
-        self._seen[slot.index] = word
-        self._advance(generation, word)
+        """:meth:`submit_all` of one job."""
+        (generation,) = await self.submit_all([job])
         return generation
 
-    async def _turn(self) -> None:
-        """Return when a slot is free for the caller, who takes it before anything is awaited."""
-        if not self._waiting and self._slots.num_free > self._granted:
+    async def submit_all(self, jobs: Sequence[Job]) -> list[Generation]:
+        """Give each of ``jobs`` a slot, all at once, first come first served, and publish them.
+
+        There must be at least as many slots as jobs. While a request waits for many slots, none
+        behind it gets one, so that it does not wait for ever.
+
+        Raises:
+            RequestError: 429, too many wait already; or a job is refused, and with it all.
+            asyncio.CancelledError: the caller gave up waiting.
+        """
+        await self._turn(len(jobs))
+        generations = [job.start(slot) for job, slot in zip(jobs, self._publish(jobs), strict=True)]
+        # All are started before the first is served: they may share a response.
+        for generation in generations:
+            self._live[generation.slot.index] = generation
+        for generation in generations:
+            # The worker may have been faster than this line.
+            word = self._slab.baton[generation.slot.index]
+            load_fence()
+            self._seen[generation.slot.index] = word
+            self._advance(generation, word)
+        return generations
+
+    def _publish(self, jobs: Sequence[Job]) -> list[Slot]:
+        slots: list[Slot] = []
+        try:
+            for job in jobs:
+                slots.append(
+                    self._slots.publish(
+                        job.prompt_ids, job.params, limit=job.limit, entry=job.entry
+                    )
+                )
+        except RequestError:
+            for slot in slots:
+                self._slots.cancel(slot)
+                self._slots.release(slot)
+            # The slots are still free, and nothing else would tell whoever waits for them.
+            self._admit_waiting()
+            raise
+        return slots
+
+    async def _turn(self, slots: int) -> None:
+        """Return when ``slots`` are free for the caller, who takes them before it awaits again."""
+        if not self._waiting and self._slots.num_free - self._granted >= slots:
             return
         if len(self._waiting) >= MAX_WAITING:
             raise RequestError(
@@ -113,25 +136,31 @@ class Dispatcher:
                 retry_after=_RETRY_AFTER_S,
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting.append((turn, slots))
         try:
             await turn
         except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            if (turn, slots) in self._waiting:
+                self._waiting.remove((turn, slots))
             elif turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._granted -= 1
-                self._admit_waiting()
+                self._granted -= slots
+            # Whoever stands behind may need fewer slots than the one that left.
+            self._admit_waiting()
             raise
-        self._granted -= 1
+        self._granted -= slots
 
     def _admit_waiting(self) -> None:
         """Grant the slots that are free and not granted yet to those who wait longest."""
-        while self._waiting and self._slots.num_free > self._granted:
-            turn = self._waiting.popleft()
-            if not turn.done():
+        while self._waiting:
+            turn, slots = self._waiting[0]
+            if turn.done():
+                self._waiting.popleft()
+            elif self._slots.num_free - self._granted >= slots:
+                self._waiting.popleft()
                 turn.set_result(None)
-                self._granted += 1
+                self._granted += slots
+            else:
+                return
 
     # -- the doorbell ------------------------------------------------------------------------
 
@@ -196,7 +225,7 @@ class Dispatcher:
 
     def fail_all(self, error: RequestError) -> None:
         """End every request with ``error``."""
-        for turn in tuple(self._waiting):
+        for turn, _ in tuple(self._waiting):
             if not turn.done():
                 turn.set_exception(error)
         self._waiting.clear()

@@ -6,6 +6,7 @@ Knows no routes and no response formats.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 
 from trserve.gateway.connection import Connection
@@ -16,14 +17,14 @@ from trserve.gateway.generation import Generation
 class Exchange:
     """A context in which the task is cancelled at the moment its client is gone.
 
-    Leaving it, however that happens, gives up the request's slot. A cancellation that came from
+    Leaving it, however that happens, gives up the request's slots. A cancellation that came from
     the client's end stops here; any other goes on.
     """
 
     def __init__(self, dispatcher: Dispatcher, connection: Connection) -> None:
         self._dispatcher = dispatcher
         self._connection = connection
-        self._generation: Generation | None = None
+        self._generations: Sequence[Generation] = ()
         self._client_gone = False
         self._task = asyncio.current_task()
 
@@ -41,13 +42,14 @@ class Exchange:
         trace: TracebackType | None,
     ) -> bool:
         self._connection.on_lost = self._connection.on_drained = None
-        if self._generation is not None and not self._generation.ended:
-            self._dispatcher.cancel(self._generation)
+        for generation in self._generations:
+            if not generation.ended:
+                self._dispatcher.cancel(generation)
         return self._client_gone and isinstance(error, asyncio.CancelledError)
 
-    async def submit(self, job: Job) -> None:
+    async def submit(self, jobs: Sequence[Job]) -> None:
         """Get the request into the server. RequestError if too many wait already."""
-        self._generation = await self._dispatcher.submit(job)
+        self._generations = await self._dispatcher.submit_all(jobs)
 
     def _on_lost(self) -> None:
         self._client_gone = True
@@ -55,5 +57,5 @@ class Exchange:
             self._task.cancel()
 
     def _on_drained(self) -> None:
-        if self._generation is not None:
-            self._dispatcher.resume(self._generation)
+        for generation in self._generations:
+            self._dispatcher.resume(generation)

@@ -57,9 +57,9 @@ class Body(msgspec.Struct, kw_only=True):
     repetition_penalty: Number = None
     logit_bias: dict[str, Any] | None = None  # as for `Extension.router`
     trserve: Extension | None = None
+    n: Number = None
+    best_of: Number = None
     # Not supported: any value is read, and all but the ones that change nothing are refused.
-    n: Any = None
-    best_of: Any = None
     use_beam_search: Any = None
     logprobs: Any = None
     prompt_logprobs: Any = None
@@ -183,8 +183,6 @@ def _is_false_or_zero(value: Any) -> bool:
 
 
 _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (_is_number(1), "1"),
-    "best_of": (_is_number(1), "1"),
     "use_beam_search": (_is_empty, "false"),
     "prompt_logprobs": (_is_empty, "null"),
     "echo": (_is_empty, "false"),

@@ -13,6 +13,7 @@ import msgspec
 from trserve.errors import RequestError
 from trserve.gateway.request_body import MAX_NAME, Body, type_error
 
+MAX_PROMPTS = 4096
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -142,23 +143,35 @@ def _logit_bias(given: dict[str, Any]) -> dict[int, float]:
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)]
 
 
-def one_prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
-    """A prompt's text or its ids: a string, a list of ids, or a list with one of either."""
-    inner = prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            raise RequestError(
-                "a list of several prompts is not supported yet; send one request for each",
-                param="prompt",
-            )
-        inner = prompt[0]
-    if inner is None or inner == "" or inner == []:
-        raise RequestError("prompt is empty; send text or token ids", param="prompt")
-    if isinstance(inner, str):
-        return inner, None
-    if not isinstance(inner, list):
-        raise RequestError("prompt must be a string or a list of token ids", param="prompt")
+def prompts(value: Any) -> list[str | list[int]]:
+    """All prompts, text or ids: a string, a list of ids, or a list of either of these."""
+    if not (isinstance(value, list) and value and isinstance(value[0], str | list)):
+        return [_prompt(value, "prompt")]
+    if len(value) > MAX_PROMPTS:
+        raise RequestError(f"prompt may hold at most {MAX_PROMPTS} prompts", param="prompt")
+    return [_prompt(each, f"prompt[{i}]") for i, each in enumerate(value)]
+
+
+def _prompt(value: Any, where: str) -> str | list[int]:
+    if value is None or value == "" or value == []:
+        raise RequestError(f"{where} is empty; send text or token ids", param=where)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise RequestError(f"{where} must be a string or a list of token ids", param=where)
     try:
-        return None, msgspec.convert(inner, list[_TokenId])
+        return msgspec.convert(value, list[_TokenId])
     except msgspec.ValidationError as error:
-        raise type_error(error, "prompt" if inner is prompt else "prompt[0]") from error
+        raise type_error(error, where) from error
+
+
+def choices(fields: Body) -> int:
+    """``n``; ``best_of`` may repeat it or be 1, because nothing is chosen among more."""
+    n = integer("n", fields.n, 1, INT64_MAX) or 1
+    best_of = integer("best_of", fields.best_of, 1, INT64_MAX) or 1
+    if best_of not in (1, n):
+        raise RequestError(
+            f"best_of must be n, which is {n}: choosing among more is not supported yet",
+            param="best_of",
+        )
+    return n

@@ -25,7 +25,7 @@ from trserve.gateway.request_body import (
     read_chat_body,
     read_completion_body,
 )
-from trserve.gateway.request_values import INT64_MAX, flag, integer, one_prompt, sampling
+from trserve.gateway.request_values import INT64_MAX, choices, flag, integer, prompts, sampling
 
 MAX_ROUTER_PARAMS = 64
 COMPLETION_MAX_TOKENS = 16
@@ -39,19 +39,20 @@ Kind = Literal["chat", "completion"]
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """A request whose every field is resolved and in range; what is None is explained below.
 
-    Exactly one of ``prompt_text``, ``prompt_ids`` and ``messages`` is set; ``prompt_ids`` are used
-    as they are, without a BOS. ``model`` is the name alone and ``model_as_sent`` what the response
-    echoes; both None when the client named none. ``max_tokens`` None means the rest of the
-    context; ``seed`` None, that the gateway draws one. ``router_params`` joins the parameters of
-    ``NAME:threshold=0.3`` and of ``trserve.router``, of which the latter win.
+    ``prompts`` holds texts and lists of ids, or is empty and ``messages`` is set; ids are used as
+    they are, without a BOS. Each prompt gets ``n`` choices. ``model`` is the name alone and
+    ``model_as_sent`` what the response echoes; both None when the client named none.
+    ``max_tokens`` None means the rest of the context; ``seed`` None, that the gateway draws one.
+    ``router_params`` joins the parameters of ``NAME:threshold=0.3`` and of ``trserve.router``, of
+    which the latter win.
     """
 
     kind: Kind
     model: str | None = None
     model_as_sent: str | None = None
-    prompt_text: str | None = None
-    prompt_ids: list[int] | None = None
+    prompts: list[str | list[int]] = []
     messages: list[dict[str, Any]] | None = None
+    n: int = 1
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
@@ -83,9 +84,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     @property
     def text_length(self) -> int:
         """Characters of text that must be tokenized, roughly for a chat."""
-        if self.prompt_text is not None:
-            return len(self.prompt_text)
-        return sum(len(message.get("content") or "") for message in self.messages or ())
+        texts = [prompt for prompt in self.prompts if isinstance(prompt, str)]
+        texts += [message.get("content") or "" for message in self.messages or ()]
+        return sum(map(len, texts))
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that are wanted: ``n`` for each prompt, those of a prompt side by side."""
+        return self.n * max(1, len(self.prompts))
 
 
 def parse_chat(body: bytes) -> GenerationRequest:
@@ -106,12 +112,10 @@ def parse_chat(body: bytes) -> GenerationRequest:
 def parse_completion(body: bytes) -> GenerationRequest:
     """The request in a body of /v1/completions; RequestError if it is not one."""
     fields = read_completion_body(body)
-    text, ids = one_prompt(fields.prompt)
     max_tokens = integer("max_tokens", fields.max_tokens, 1, INT64_MAX)
     request = GenerationRequest(
         kind="completion",
-        prompt_text=text,
-        prompt_ids=ids,
+        prompts=prompts(fields.prompt),
         add_special_tokens=flag(fields.add_special_tokens, default=True),
         max_tokens=COMPLETION_MAX_TOKENS if max_tokens is None else max_tokens,
         **_common(fields),
@@ -142,6 +146,7 @@ def _common(fields: Body) -> dict[str, Any]:
     model, params = _split_model(fields.model)
     return {
         **sampling(fields),
+        "n": choices(fields),
         "model": model,
         "model_as_sent": fields.model,
         "stream": flag(fields.stream),

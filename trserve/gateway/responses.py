@@ -7,7 +7,7 @@ that a token costs one JSON string and one join. Knows nothing of sockets, token
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import orjson
@@ -25,13 +25,14 @@ _json_string = msgspec.json.Encoder().encode
 
 
 class StreamFormat:
-    """The events of one stream.
+    """The events of one choice in a stream.
 
     Args:
         kind: which of the two routes.
         response_id: ``chatcmpl-...`` or ``cmpl-...``.
         created: Unix time in seconds.
         model: the name that the client used.
+        index: which of the choices this is the stream of.
         include_usage: each chunk has ``usage: null`` and one more with the usage follows the last,
             as OpenAI does; otherwise the key is absent.
     """
@@ -41,7 +42,14 @@ class StreamFormat:
     __slots__ = ("_close", "_end", "_envelope", "_first", "_last", "_next", "_tail")
 
     def __init__(
-        self, *, kind: Kind, response_id: str, created: int, model: str, include_usage: bool
+        self,
+        *,
+        kind: Kind,
+        response_id: str,
+        created: int,
+        model: str,
+        include_usage: bool,
+        index: int = 0,
     ) -> None:
         envelope = orjson.dumps(
             {
@@ -52,7 +60,7 @@ class StreamFormat:
             }
         )
         self._envelope = b"data: " + envelope[:-1]
-        choice = self._envelope + b',"choices":[{"index":0,'
+        choice = self._envelope + b',"choices":[{"index":%d,' % index
         self._close = b',"logprobs":null,"finish_reason":'
         if kind == "chat":
             self._first = choice + b'"delta":{"role":"assistant","content":'
@@ -113,29 +121,30 @@ def _finish_members(finish_reason: str | None, stop_reason: str | int | None) ->
     return b'"%b","stop_reason":%b,"matched_stop":%b' % (finish_reason.encode(), reason, reason)
 
 
+class Choice(NamedTuple):
+    """One whole answer; members as the arguments of :meth:`StreamFormat.delta`."""
+
+    text: str
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    extra: bytes | None = None
+
+
 def chat_response(
     *,
     response_id: str,
     created: int,
     model: str,
-    text: str,
-    finish_reason: FinishReason,
-    stop_reason: str | int | None = None,
+    choices: Sequence[Choice],
     usage: Mapping[str, Any],
-    extra: bytes | None = None,
 ) -> bytes:
-    """A whole ``chat.completion``; arguments as those of :class:`StreamFormat` and its deltas."""
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return orjson.dumps(
-        {
-            "id": response_id,
-            "object": "chat.completion",
-            "created": created,
-            "model": model,
-            "choices": [_choice({"message": message}, finish_reason, stop_reason, extra)],
-            "usage": usage,
-        }
-    )
+    """A whole ``chat.completion``; arguments as those of :class:`StreamFormat`."""
+    members = [
+        {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        for choice in choices
+    ]
+    head = {"id": response_id, "object": "chat.completion", "created": created, "model": model}
+    return orjson.dumps({**head, "choices": _choices(choices, members), "usage": usage})
 
 
 def completion_response(
@@ -143,34 +152,25 @@ def completion_response(
     response_id: str,
     created: int,
     model: str,
-    text: str,
-    finish_reason: FinishReason,
-    stop_reason: str | int | None = None,
+    choices: Sequence[Choice],
     usage: Mapping[str, Any],
-    extra: bytes | None = None,
 ) -> bytes:
-    """A whole ``text_completion``; arguments as those of :class:`StreamFormat` and its deltas."""
-    return orjson.dumps(
-        {
-            "id": response_id,
-            "object": "text_completion",
-            "created": created,
-            "model": model,
-            "choices": [_choice({"text": text}, finish_reason, stop_reason, extra)],
-            "usage": usage,
-        }
-    )
+    """A whole ``text_completion``; arguments as those of :class:`StreamFormat`."""
+    members = [{"text": choice.text} for choice in choices]
+    head = {"id": response_id, "object": "text_completion", "created": created, "model": model}
+    return orjson.dumps({**head, "choices": _choices(choices, members), "usage": usage})
 
 
-def _choice(
-    content: dict[str, Any],
-    finish_reason: FinishReason,
-    stop_reason: str | int | None,
-    extra: bytes | None,
-) -> orjson.Fragment:
-    choice = orjson.dumps({"index": 0, **content, "logprobs": None})
-    members = b',"finish_reason":' + _finish_members(finish_reason, stop_reason)
-    return orjson.Fragment(choice[:-1] + members + (b"," + extra if extra else b"") + b"}")
+def _choices(
+    choices: Sequence[Choice], members: Sequence[Mapping[str, Any]]
+) -> list[orjson.Fragment]:
+    found = []
+    for index, (choice, content) in enumerate(zip(choices, members, strict=True)):
+        head = orjson.dumps({"index": index, **content, "logprobs": None})
+        finish = b',"finish_reason":' + _finish_members(choice.finish_reason, choice.stop_reason)
+        extra = b"," + choice.extra if choice.extra else b""
+        found.append(orjson.Fragment(head[:-1] + finish + extra + b"}"))
+    return found
 
 
 def usage_dict(
@@ -190,6 +190,31 @@ def usage_dict(
     if trserve is not None:
         usage["trserve"] = trserve
     return usage
+
+
+def total_usage(parts: Sequence[Mapping[str, Any]], n: int) -> dict[str, Any]:
+    """The usage of a response from those of its choices, in their order.
+
+    Args:
+        parts: as :func:`usage_dict` made them, with ``trserve``.
+        n: choices of each prompt, which counts once.
+    """
+    if len(parts) == 1:
+        return dict(parts[0])
+    own = [part["trserve"] for part in parts]
+    tokens = {name: sum(part["tokens"][name] for part in own) for name in own[0]["tokens"]}
+    total = sum(tokens.values())
+    trserve = {
+        "tokens": tokens,
+        "handoffs": sum(part["handoffs"] for part in own),
+        "share": (total - next(iter(tokens.values()))) / total if total else 0.0,
+        "pending_ms": sum(part["pending_ms"] for part in own),
+        "degraded": any(part["degraded"] for part in own),
+        "seed": own[0]["seed"],
+    }
+    if len(parts) > n:
+        trserve["seeds"] = [part["seed"] for part in own[::n]]
+    return usage_dict(sum(part["prompt_tokens"] for part in parts[::n]), total, trserve)
 
 
 def error_body(error: RequestError) -> bytes:

@@ -6,7 +6,9 @@ slot is taken. Knows no HTTP and no event loop.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,22 @@ from trserve.plan import ServerPlan
 from trserve.router_lib.parameters import Parameter, check_values
 
 _UINT64_MASK: Final = 2**64 - 1
+_SEED_AND_CHOICE: Final = struct.Struct("<QQ")
 _THRESHOLD: Final = "threshold"
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The 64-bit seed of the ``choice``-th answer to one prompt.
+
+    The first has the request's own (a negative one in two's complement), so that ``n`` changes
+    nothing about it; the others the first 8 bytes, little endian, of BLAKE2b over the seed and the
+    choice's number, 8 bytes each, little endian.
+    """
+    seed &= _UINT64_MASK
+    if choice == 0:
+        return seed
+    digest = hashlib.blake2b(_SEED_AND_CHOICE.pack(seed, choice), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 @dataclass(frozen=True)
@@ -74,26 +91,59 @@ class Service:
             )
 
     def prepare(self, request: GenerationRequest, sink: Sink) -> Job:
-        """The job of ``request``, whose answer goes to ``sink``. Raises RequestError."""
+        """The job of ``request``, which has one choice, whose answer goes to ``sink``.
+
+        Raises RequestError.
+        """
+        if request.num_choices != 1:
+            raise RequestError("one prompt with n = 1 is answered here", param="n")
+        (job,) = self.prepare_all(request, lambda _: sink)
+        return job
+
+    def prepare_all(self, request: GenerationRequest, sink_of: Callable[[int], Sink]) -> list[Job]:
+        """The jobs of ``request``, one a choice; their answers go to ``sink_of(index)``.
+
+        The choices of a prompt stand side by side, in the order of the prompts. Raises
+        RequestError.
+        """
         self.check_model(request.model)
+        self._check_slots(request)
         placement = self._placement(request)
         router = self._router_params(request.router_params)
-        prompt_ids = self._prompt_ids(request)
-        limit = self._limit(request, len(prompt_ids), placement)
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        params = RequestParams(
-            sampling=self._sampling(request, seed, limit - len(prompt_ids)),
-            router=router,
-            pinned=placement.pinned,
-            admit=placement.admit,
-        )
-        return Job(
-            prompt_ids=prompt_ids,
-            params=encode_params(params),
-            limit=limit,
-            entry=placement.entry,
-            start=self._starter(request, prompt_ids, seed, sink),
-        )
+        jobs: list[Job] = []
+        for prompt_ids in self._prompts(request):
+            limit = self._limit(request, len(prompt_ids), placement)
+            seed = secrets.randbits(63) if request.seed is None else request.seed
+            for choice in range(request.n):
+                params = RequestParams(
+                    sampling=self._sampling(
+                        request, choice_seed(seed, choice), limit - len(prompt_ids)
+                    ),
+                    router=router,
+                    pinned=placement.pinned,
+                    admit=placement.admit,
+                )
+                sink = sink_of(len(jobs))
+                jobs.append(
+                    Job(
+                        prompt_ids=prompt_ids,
+                        params=encode_params(params),
+                        limit=limit,
+                        entry=placement.entry,
+                        start=self._starter(request, prompt_ids, seed, sink),
+                    )
+                )
+        return jobs
+
+    def _check_slots(self, request: GenerationRequest) -> None:
+        """All choices are taken at once, so there must be a slot for each."""
+        wanted, slots = request.num_choices, self._plan.slots
+        if wanted > slots:
+            raise RequestError(
+                f"the request asks for {wanted} choices (n = {request.n} for each prompt); this "
+                f"server holds {slots} at once: lower n or send fewer prompts",
+                param="n",
+            )
 
     def _placement(self, request: GenerationRequest) -> Placement:
         only = self._model_index(request.only, "trserve.only")
@@ -130,19 +180,21 @@ class Service:
             raise RequestError(problem, param="trserve.router")
         return values
 
-    def _prompt_ids(self, request: GenerationRequest) -> list[int]:
-        if request.prompt_ids is not None:
-            self._check_ids(request.prompt_ids)
-            return request.prompt_ids
-        if request.messages is not None:
-            text = self._tokenizer.render_chat(
-                request.messages,
-                add_generation_prompt=request.add_generation_prompt,
-                kwargs=request.chat_template_kwargs,
-            )
-        else:
-            text = request.prompt_text or ""
-        ids = self._tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
+    def _prompts(self, request: GenerationRequest) -> list[list[int]]:
+        if request.messages is None:
+            return [self._prompt_ids(prompt, request) for prompt in request.prompts]
+        text = self._tokenizer.render_chat(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            kwargs=request.chat_template_kwargs,
+        )
+        return [self._prompt_ids(text, request)]
+
+    def _prompt_ids(self, prompt: str | list[int], request: GenerationRequest) -> list[int]:
+        if not isinstance(prompt, str):
+            self._check_ids(prompt)
+            return prompt
+        ids = self._tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
         if not ids:
             raise RequestError("the prompt is empty", param="prompt")
         return ids
@@ -179,7 +231,7 @@ class Service:
             top_p=request.top_p,
             top_k=request.top_k,
             min_p=request.min_p,
-            seed=seed & _UINT64_MASK,
+            seed=seed,
             max_tokens=max_tokens,
             min_tokens=min(request.min_tokens, max_tokens),
             ignore_eos=request.ignore_eos,

@@ -1,6 +1,7 @@
 """Where answers go: one event per token on a stream, or one body at the end.
 
-Knows the shape of responses and how bytes reach a connection; nothing of slots or routes.
+A request has one sink, and that a place for each of its choices. Knows the shape of responses and
+how bytes reach a connection; nothing of slots or routes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from trserve.gateway.answer import Delta
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.responses import (
     DONE,
+    Choice,
     StreamFormat,
     chat_response,
     completion_response,
+    total_usage,
 )
 
 _ID_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-"}
@@ -60,32 +63,70 @@ class Extras:
         return orjson.dumps(members)[1:-1] if members else None
 
 
-class WholeSink:
-    """Collects an answer that is sent as one body; never paused, because nothing is written."""
+class WholeChoice:
+    """Collects one answer of a body; never paused, because nothing is written."""
 
     paused = False
 
-    def __init__(self, request: GenerationRequest, extras: Extras, model: str) -> None:
-        self.request = request
+    def __init__(self, sink: WholeSink) -> None:
         self.usage: Callable[[], dict[str, Any]] = dict
-        self._extras = extras
-        self._model = model
+        self._sink = sink
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._sources: list[int] = []
         self._last: Delta | None = None
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def take(self, delta: Delta) -> None:
-        """Keep what came; the last part ends the wait."""
+        """Keep what came."""
         self._texts.append(delta.text)
-        if self._extras.wanted:
+        if self._sink.extras.wanted:
             self._token_ids += delta.token_ids
             self._sources += delta.sources
         if delta.finish_reason is not None:
             self._last = delta
-            if not self.ended.done():
-                self.ended.set_result(None)
+            self._sink.end_choice()
+
+    def fail(self, error: RequestError) -> None:
+        """The whole response fails with this choice."""
+        self._sink.fail(error)
+
+    def whole(self) -> Choice:
+        """The answer, once it has ended."""
+        assert self._last is not None
+        return Choice(
+            "".join(self._texts),
+            self._last.finish_reason,  # type: ignore[arg-type]
+            self._last.stop_reason,
+            self._sink.extras.encode(self._token_ids, self._sources),
+        )
+
+
+class WholeSink:
+    """Collects the answers of a request, which are sent as one body.
+
+    Attributes:
+        ended: set when the last of them has ended.
+    """
+
+    def __init__(self, request: GenerationRequest, extras: Extras, model: str) -> None:
+        self.request = request
+        self.extras = extras
+        self._model = model
+        self._choices: list[WholeChoice] = []
+        self._open = request.num_choices
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def choice(self, index: int) -> WholeChoice:
+        """Where the answer ``index`` goes; to be called in their order."""
+        assert index == len(self._choices)
+        self._choices.append(WholeChoice(self))
+        return self._choices[-1]
+
+    def end_choice(self) -> None:
+        """One more answer has ended; the last ends the wait."""
+        self._open -= 1
+        if not self._open and not self.ended.done():
+            self.ended.set_result(None)
 
     def fail(self, error: RequestError) -> None:
         """Have the waiting task raise ``error``."""
@@ -94,97 +135,129 @@ class WholeSink:
 
     def body(self) -> bytes:
         """The response, once ``ended``."""
-        assert self._last is not None
         make = chat_response if self.request.kind == "chat" else completion_response
         return make(
             response_id=_new_id(self.request),
             created=int(time.time()),
             model=self._model,
-            text="".join(self._texts),
-            finish_reason=self._last.finish_reason,  # type: ignore[arg-type]
-            stop_reason=self._last.stop_reason,
-            usage=self.usage(),
-            extra=self._extras.encode(self._token_ids, self._sources),
+            choices=[choice.whole() for choice in self._choices],
+            usage=total_usage([choice.usage() for choice in self._choices], self.request.n),
         )
 
 
-class StreamSink:
-    """Writes an answer as server-sent events, straight from the doorbell's callback.
+class StreamChoice:
+    """Turns one answer into events."""
 
-    Until the first token the response has not begun, so that a failure still gets its status.
+    def __init__(self, sink: StreamSink, events: StreamFormat) -> None:
+        self.usage: Callable[[], dict[str, Any]] = dict
+        self._sink = sink
+        self._format = events
+        self._extras = sink.extras
+        self._continuous_usage = sink.request.continuous_usage_stats
+        self._first = True
+        self._held_ids: list[int] = []
+        self._held_sources: list[int] = []
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client is too slow to be written to now."""
+        return self._sink.writer.paused
+
+    def take(self, delta: Delta) -> None:
+        """Send an event if there is anything to show; ids of tokens without text wait for it."""
+        extra = None
+        if self._extras.wanted:
+            self._held_ids += delta.token_ids
+            self._held_sources += delta.sources
+        if not delta.text and delta.finish_reason is None:
+            return
+        if self._extras.wanted:
+            extra = self._extras.encode(self._held_ids, self._held_sources)
+            self._held_ids, self._held_sources = [], []
+        event = self._format.delta(
+            delta.text,
+            first=self._first,
+            finish_reason=delta.finish_reason,  # type: ignore[arg-type]
+            stop_reason=delta.stop_reason,
+            extra=extra,
+            usage=self._sink.usage() if self._continuous_usage else None,
+        )
+        self._first = False
+        self._sink.send(event, last=delta.finish_reason is not None)
+
+    def fail(self, error: RequestError) -> None:
+        """The whole stream fails with this choice."""
+        self._sink.fail(error)
+
+
+class StreamSink:
+    """Writes answers as server-sent events, straight from the doorbell's callback.
+
+    The events of several choices are interleaved as they come. Until the first of them the
+    response has not begun, so that a failure still gets its status.
     """
 
     def __init__(
         self, request: GenerationRequest, extras: Extras, model: str, writer: Writer, chunked: bool
     ) -> None:
         self.request = request
-        self.usage: Callable[[], dict[str, Any]] = dict
-        self._extras = extras
-        self._writer = writer
+        self.extras = extras
+        self.writer = writer
         self._chunked = chunked
-        self._open = False
-        self._first = True
+        self._opened = False
         self._early: list[bytes] = []
-        self._held_ids: list[int] = []
-        self._held_sources: list[int] = []
-        self._format = StreamFormat(
-            kind=request.kind,
-            response_id=_new_id(request),
-            created=int(time.time()),
-            model=model,
-            include_usage=request.include_usage,
-        )
+        self._choices: list[StreamChoice] = []
+        self._open_choices = request.num_choices
+        self._settings: dict[str, Any] = {
+            "kind": request.kind,
+            "response_id": _new_id(request),
+            "created": int(time.time()),
+            "model": model,
+            "include_usage": request.include_usage,
+        }
+        self._format = StreamFormat(**self._settings)
         loop = asyncio.get_running_loop()
         self.begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
 
-    @property
-    def paused(self) -> bool:
-        """Whether the client is too slow to be written to now."""
-        return self._writer.paused
+    def choice(self, index: int) -> StreamChoice:
+        """Where the answer ``index`` goes; to be called in their order."""
+        assert index == len(self._choices)
+        events = StreamFormat(**self._settings, index=index) if index else self._format
+        self._choices.append(StreamChoice(self, events))
+        return self._choices[-1]
 
-    def take(self, delta: Delta) -> None:
-        """Send an event if there is anything to show; ids of tokens without text wait for it."""
-        if self._extras.wanted:
-            self._held_ids += delta.token_ids
-            self._held_sources += delta.sources
-        if not delta.text and delta.finish_reason is None:
-            return
-        self._write(self._events(delta))
-        self._held_ids, self._held_sources = [], []
+    def usage(self) -> dict[str, Any]:
+        """The usage of all choices so far."""
+        return total_usage([choice.usage() for choice in self._choices], self.request.n)
+
+    def send(self, event: bytes, *, last: bool) -> None:
+        """Write an event; ``last`` says that it ends its choice, and perhaps the stream."""
+        if self.ended.done():
+            return  # another choice failed, or the client is gone
+        if last:
+            self._open_choices -= 1
+            if not self._open_choices:
+                if self.request.include_usage:
+                    event += self._format.usage(self.usage())
+                event += DONE
+        self._write(event)
         if not self.begun.done():
             self.begun.set_result(None)
-        if delta.finish_reason is not None and not self.ended.done():
+        if not self._open_choices:
             self.ended.set_result(None)
 
-    def _events(self, delta: Delta) -> bytes:
-        request = self.request
-        event = self._format.delta(
-            delta.text,
-            first=self._first,
-            finish_reason=delta.finish_reason,  # type: ignore[arg-type]
-            stop_reason=delta.stop_reason,
-            extra=self._extras.encode(self._held_ids, self._held_sources),
-            usage=self.usage() if request.continuous_usage_stats else None,
-        )
-        self._first = False
-        if delta.finish_reason is None:
-            return event
-        if request.include_usage:
-            event += self._format.usage(self.usage())
-        return event + DONE
-
     def _write(self, data: bytes) -> None:
-        if not self._open:
+        if not self._opened:
             self._early.append(data)
         elif self._chunked:
-            self._writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.writer.write(b"%x\r\n%b\r\n" % (len(data), data))
         else:
-            self._writer.write(data)
+            self.writer.write(data)
 
     def open(self) -> None:
         """The response has begun: write what came before, and everything from now on at once."""
-        self._open = True
+        self._opened = True
         early, self._early = b"".join(self._early), []
         if early:
             self._write(early)
