@@ -49,6 +49,7 @@ def show_ready(plan: ServerPlan, host: str, port: int) -> None:
     body = {
         "model": plan.served_names[0],
         "messages": [{"role": "user", "content": _QUESTION}],
+        "temperature": 0,
         "stream": True,
     }
     _say(
