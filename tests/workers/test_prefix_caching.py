@@ -161,16 +161,33 @@ def test_an_answer_is_a_prefix_of_the_next_turn() -> None:
         assert computed(w) == before + (32 - 28) + 7
 
 
-def test_many_at_once_compute_their_prefix_once() -> None:
+@pytest.mark.parametrize("chunk", [8, 9, 20, 64])
+def test_many_at_once_compute_their_prefix_once(chunk: int) -> None:
     prompt = list(range(32))
-    with world(slots=4, token=endless, max_tokens=8) as w:
+    with world(slots=4, token=endless, max_tokens=chunk) as w:
         slots = [w.submit([*prompt, n], limit=34) for n in range(4)]
         w.run(*slots)
-        # The last block of the prefix twice: it is not cached before the token after it is there.
-        assert computed(w) == 32 + 4 + BLOCK
+        assert computed(w) == 32 + 4
         for n, slot in enumerate(slots):
             expected = reference([*prompt, n], limit=34, models=1, decide=stay, token=endless)
             assert w.outcome(slot) == expected
+
+
+def test_prompts_that_begin_otherwise_do_not_wait() -> None:
+    with world(slots=4, token=endless, max_tokens=64) as w:
+        slots = [w.submit([n // 2] * 9 + [n], limit=11) for n in (2, 4, 3, 5)]
+        w.run(*slots)
+        assert w.workers[0].runner.batches == [[10, 10], [2, 2]]
+
+
+def test_who_waits_for_an_aborted_one_goes_on_alone() -> None:
+    with world(slots=4, token=endless, max_tokens=8) as w:
+        first, second = (w.submit([1] * 24 + [n], limit=26) for n in range(2))
+        w.workers[0].turn()
+        w.slots.cancel(first)
+        w.run(second)
+        assert w.outcome(second).finish is Finish.LENGTH
+        assert computed(w) == 8 + 25 - 8
 
 
 def test_kv_that_was_given_up_is_found_again() -> None:

@@ -156,6 +156,14 @@ class BlockPool:
             request.num_blocks = request.num_cached = index + 1
         request.num_computed = request.num_cached * self.block_size
 
+    def next_hash(self, request: Request) -> int | None:
+        """Of the block that a step of ``request`` will cache next; None if its row has no such."""
+        end = (request.num_cached + 1) * self.block_size
+        # One that is full already, as a chunk ended with it, is cached with the token after it.
+        if self._cache is None or not request.num_computed <= end < request.length:
+            return None
+        return self._hash(request, request.num_cached)
+
     def started(self, request: Request) -> None:
         """Count what ``request``, about to compute its first tokens, took from the cache."""
         if self._cache is not None:

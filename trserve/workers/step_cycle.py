@@ -112,10 +112,8 @@ class StepCycle:
         words[_KV_REPAIRS] = table.kv_repairs
 
     def _step(self, now_ns: int) -> None:
-        if self._table.waiting:
-            self._table.match_prefixes(self._limits.max_rows)
         wanted = choose_step(
-            self._table.runnable.values(),
+            self._table.candidates(),
             max_rows=self._limits.max_rows,
             max_tokens=self._limits.max_tokens,
             now_ns=now_ns,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -209,13 +208,29 @@ class RequestTable:
 
     # -- KV ----------------------------------------------------------------------------------
 
-    def match_prefixes(self, most: int) -> None:
-        """Give the first ``most`` waiting requests what the prefix cache has of their rows.
+    def candidates(self) -> Iterable[Request]:
+        """The runnable requests that a step may take, oldest first.
 
-        Before each step until they start, because what they wait for may be computing just that.
+        Those that wait are given what the prefix cache has of their rows, before each step until
+        they start. Left out are those whose next block an older one is about to compute: of many
+        prompts that begin alike and come at once (or of the choices of one request), one computes
+        the beginning and the others find it. The oldest is never left out.
         """
-        for request in islice(self.waiting.values(), most):
-            self.pool.match(request)
+        if not self.waiting:
+            return self.runnable.values()
+        pool, taken = self.pool, list[Request]()
+        coming: set[int] = set()
+        for request in self.runnable.values():
+            waits = request.state is State.WAITING
+            if waits:
+                pool.match(request)
+            hashed = pool.next_hash(request)
+            if hashed is not None:
+                if waits and hashed in coming:
+                    continue
+                coming.add(hashed)
+            taken.append(request)
+        return taken
 
     def start(self, request: Request) -> None:
         """Take a waiting request into a step."""
