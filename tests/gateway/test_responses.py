@@ -286,7 +286,8 @@ def test_choices_are_numbered():
 
 
 def test_usage():
-    assert usage_dict(3, 4) == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    totals = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert usage_dict(3, 4) == {**totals, "prompt_tokens_details": {"cached_tokens": 0}}
     assert USAGE["prompt_tokens_details"] == {"cached_tokens": 1}
     assert USAGE["trserve"] == {"handoffs": 1, "share": 0.5}
 

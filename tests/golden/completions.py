@@ -103,6 +103,7 @@ def check_accounts(reply: Reply, trace: Trace, models: Sequence[str]) -> None:
     assert usage["completion_tokens"] == len(reply.answer.tokens)
     assert usage["prompt_tokens"] == len(trace.prompt)
     assert usage["total_tokens"] == len(trace.prompt) + len(reply.answer.tokens)
+    assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < len(trace.prompt)
     assert {name: n for name, n in own["tokens"].items() if n} == dict(written)
     assert abs(own["share"] - sources.count(LLM) / len(sources)) < 1e-3
     assert own["seed"] == trace.setting.seed

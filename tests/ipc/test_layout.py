@@ -52,6 +52,7 @@ def test_words_of_one_field_do_not_show_in_another() -> None:
     with memory(slots=3, row_tokens=10, workers=2) as shared:
         slab = shared.slab()
         words = [slab.baton, slab.gen, slab.cancel, slab.sent, slab.prompt_len, slab.limit]
+        words.append(slab.cached)
         words += slab.closed
         for at, field in enumerate(words):
             for slot in range(3):

@@ -86,7 +86,7 @@ def watched_slab(shared: Any, index: int, fuse: Fuse) -> Slab:
         assert baton.state is SlotState.LIVE, f"worker {index} wrote into a slot that is not live"
         assert baton.owner == index, f"worker {index} wrote without the baton"
 
-    for name in ("baton", "sent", "tokens", "source"):
+    for name in ("baton", "sent", "tokens", "source", "cached"):
         setattr(slab, name, Shared(getattr(slab, name), fuse, check))
     slab.closed[index] = Shared(slab.closed[index], fuse)
     extras = slab.extras

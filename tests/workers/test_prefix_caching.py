@@ -151,6 +151,20 @@ def test_the_second_request_computes_its_last_block_only() -> None:
         assert words.get("free_blocks") + words.get("cached_blocks") == 64
 
 
+def test_a_slot_says_what_its_first_start_found() -> None:
+    decide = lambda model, row: 1 if len(row) == 22 and model == 0 else 0  # noqa: E731
+    with world(token=endless, router=router_class(decide), num_blocks=16) as w:
+        first = w.submit([3] * 21, limit=30)
+        assert w.slab.cached[first.index] == -1
+        w.run(first)
+        second = w.submit([3] * 21, limit=30)
+        # The peer finds more than this, and so does a start after a loss of KV; neither counts.
+        w.workers[0].turn()
+        w.workers[0].table.drop_kv(w.workers[0].table.resident[second.index])
+        w.run(second)
+        assert [w.slab.cached[slot.index] for slot in (first, second)] == [0, 20]
+
+
 def test_an_answer_is_a_prefix_of_the_next_turn() -> None:
     with world(token=endless) as w:
         slot = w.submit([1] * 10, limit=30)

@@ -63,6 +63,7 @@ class Generation:
         sink.usage = self.usage
         self._handoffs = 0
         self._pending_ns = 0
+        self._cached_tokens = 0
         self.slot = slot
         self.ended = False
 
@@ -76,6 +77,8 @@ class Generation:
             self.fail(error)
             return
         row, start, end = self.slot.index, self._position, baton.length
+        # While the slot is ours: usage may be asked for later. -1 where no worker has begun.
+        self._cached_tokens = max(0, self._slab.cached[row])
         tokens = self._slab.tokens[row, start:end].tolist()
         sources = self._slab.source[row, start:end].tolist()
         self._position = end
@@ -126,4 +129,5 @@ class Generation:
                 "degraded": False,
                 "seed": self._seed,
             },
+            self._cached_tokens,
         )

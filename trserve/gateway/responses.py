@@ -177,16 +177,15 @@ def usage_dict(
     prompt_tokens: int,
     completion_tokens: int,
     trserve: Mapping[str, Any] | None = None,
-    cached_tokens: int | None = None,
+    cached_tokens: int = 0,
 ) -> dict[str, Any]:
     """OpenAI's ``usage``, with the prompt tokens that were cached and trserve's own member."""
     usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
-    if cached_tokens is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
     if trserve is not None:
         usage["trserve"] = trserve
     return usage
@@ -214,7 +213,9 @@ def total_usage(parts: Sequence[Mapping[str, Any]], n: int) -> dict[str, Any]:
     }
     if len(parts) > n:
         trserve["seeds"] = [part["seed"] for part in own[::n]]
-    return usage_dict(sum(part["prompt_tokens"] for part in parts[::n]), total, trserve)
+    prompts = [part["prompt_tokens"] for part in parts[::n]]
+    cached = [part["prompt_tokens_details"]["cached_tokens"] for part in parts[::n]]
+    return usage_dict(sum(prompts), total, trserve, sum(cached))
 
 
 def error_body(error: RequestError) -> bytes:

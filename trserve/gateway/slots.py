@@ -79,6 +79,7 @@ class SlotTable:
         slab.gen[slot] = gen
         slab.prompt_len[slot] = length
         slab.limit[slot] = limit
+        slab.cached[slot] = -1
         slab.sent[slot] = 1 << entry
         slab.tokens[slot, :length] = prompt
         slab.write_params(slot, params)

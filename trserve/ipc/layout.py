@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 LINE: Final = 64
 MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
@@ -91,6 +91,7 @@ class Layout:
             "sent": words,
             "prompt_len": words,
             "limit": words,
+            "cached": words,
             "params_len": words,
             "closed": words * self.workers,
             "extras": 2 * EXTRAS_BYTES * self.slots,

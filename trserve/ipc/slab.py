@@ -88,6 +88,8 @@ class Slab:
 
     Attributes (S slots, W workers, R tokens a row):
         baton, gen, cancel, sent, prompt_len, limit: memoryviews of S int64 words.
+        cached: S int64 words: prompt tokens that were in the prefix cache of the worker that
+            computed the prompt first, the baton holder's to write; -1 before.
         closed: W memoryviews of S int64 words.
         baton_vector: the same memory for numpy, whole-array use only.
         tokens: int32 [S, R]; source: uint8 [S, R].
@@ -114,6 +116,7 @@ class Slab:
         self.sent = self._words("sent")
         self.prompt_len = self._words("prompt_len")
         self.limit = self._words("limit")
+        self.cached = self._words("cached")
         self._params_len = self._words("params_len")
         closed = self._words("closed")
         slots, row = layout.slots, layout.row_tokens

@@ -234,8 +234,11 @@ class RequestTable:
 
     def start(self, request: Request) -> None:
         """Take a waiting request into a step."""
-        del self.waiting[request.slot]
+        slot, slab = request.slot, self._slab
+        del self.waiting[slot]
         self.pool.started(request)
+        if slab.cached[slot] < 0:
+            slab.cached[slot] = min(request.num_computed, request.prompt_len)
         request.move(Event.SCHEDULED)
 
     def drop_kv(self, request: Request) -> None:
