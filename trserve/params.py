@@ -49,13 +49,15 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     ``router`` holds the per-request router parameters (numbers by name). ``pinned``: only the
     model that the gateway chose may write. ``admit``: the router may choose which model writes
-    first (not where the request names it).
+    first (not where the request names it). ``tops``: how many of the most probable tokens the
+    annotation of each token names, None where no annotations are wanted.
     """
 
     sampling: SamplingParams
     router: dict[str, float] = {}
     pinned: bool = False
     admit: bool = True
+    tops: int | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import openai
@@ -200,3 +201,51 @@ def test_choices_of_a_chat_each_have_their_role(client):
 def test_more_choices_than_slots_are_refused(client):
     with pytest.raises(openai.BadRequestError, match="n = 5000000"):
         client.chat.completions.create(**chat("hi", n=5_000_000))
+
+
+def test_logprobs_of_a_chat(client):
+    options = chat(QUESTIONS[0], logprobs=True, top_logprobs=3, max_tokens=12)
+    (choice,) = client.chat.completions.create(**options).choices
+    entries = choice.logprobs.content
+    assert b"".join(bytes(e.bytes) for e in entries).decode().startswith(choice.message.content)
+    for entry in entries:
+        values = [top.logprob for top in entry.top_logprobs]
+        assert len(values) == 3 and values == sorted(values, reverse=True)
+        assert entry.logprob == values[0], "greedy"
+        assert math.exp(sum(map(math.exp, values))) <= math.e + 1e-6
+    chunks = list(client.chat.completions.create(**options, stream=True))
+    streamed = [
+        e for c in chunks for e in (c.choices[0].logprobs and c.choices[0].logprobs.content)
+    ]
+    assert [e.token for e in streamed] == [e.token for e in entries]
+    logprobs = [e.logprob for e in entries]
+    assert [e.logprob for e in streamed] == pytest.approx(logprobs, abs=1e-4)
+    plain = client.chat.completions.create(**chat(QUESTIONS[0]))
+    assert plain.choices[0].logprobs is None
+
+
+def test_logprobs_of_a_completion(client):
+    options = completion("Two and two", logprobs=2, n=2, temperature=1, seed=4, max_tokens=9)
+    whole = client.completions.create(**options)
+    streamed = {0: [], 1: []}
+    for chunk in client.completions.create(**options, stream=True):
+        streamed[chunk.choices[0].index].append(chunk.choices[0].logprobs)
+    for choice in whole.choices:
+        found, parts = choice.logprobs, streamed[choice.index]
+        count = len(found.tokens)
+        assert len(found.token_logprobs) == len(found.top_logprobs) == len(found.text_offset)
+        assert 0 < count <= 9
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            joined = [x for part in parts for x in getattr(part, name)]
+            if name == "top_logprobs":  # floats depend on the shape of the batch
+                joined = [pytest.approx(tops, abs=1e-4) for tops in joined]
+            elif name == "token_logprobs":
+                joined = pytest.approx(joined, abs=1e-4)
+            assert getattr(found, name) == joined
+        for token, logprob, tops in zip(
+            found.tokens, found.token_logprobs, found.top_logprobs, strict=True
+        ):
+            assert 2 <= len(tops) <= 3 and tops[token] == logprob
+        for token, offset in zip(found.tokens, found.text_offset, strict=True):
+            shown = choice.text[offset : offset + len(token)]
+            assert shown in (token, "")  # "": an end that is not shown

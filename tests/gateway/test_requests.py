@@ -294,7 +294,6 @@ def test_wrong_types_are_named(fields, param):
 
 UNSUPPORTED = [
     ("use_beam_search", [True]),
-    ("logprobs", [True, 1, 5]),
     ("prompt_logprobs", [0, 1]),
     ("echo", [True]),
     ("bad_words", [["x"]]),
@@ -311,7 +310,6 @@ UNSUPPORTED = [
     ("structural_tag", [{"x": 1}]),
 ]
 UNSUPPORTED_CHAT = [
-    ("top_logprobs", [5]),
     ("chat_template", ["{{ x }}"]),
     ("continue_final_message", [True]),
     ("tools", [[{"type": "function"}]]),
@@ -331,9 +329,34 @@ def test_what_chat_does_not_support_is_refused(name, value):
     assert "not supported yet" in error.message
 
 
-def test_logprobs_zero_differs_between_the_routes():
-    assert chat(logprobs=0) == chat()
-    assert refusal(parse_completion, {"prompt": "x", "logprobs": 0}).param == "logprobs"
+def test_logprobs_of_the_two_routes():
+    assert chat(logprobs=False) == chat(top_logprobs=0) == chat()
+    assert (chat(logprobs=True).logprobs, completion(logprobs=0).logprobs) == (0, 0)
+    assert chat(logprobs=True, top_logprobs=20).logprobs == 20
+    assert completion(logprobs=20).logprobs == 20
+    assert completion(logprobs=None).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -5}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 2e9}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": "true"}, "logprobs"),
+    ],
+)
+def test_logprobs_of_a_chat_that_are_refused(fields, param):
+    assert refusal(parse_chat, {"messages": USER, **fields}).param == param
+
+
+@pytest.mark.parametrize("value", [True, "5", -1, -5, 21, 2e9, 1.5, []])
+def test_logprobs_of_a_completion_that_are_refused(value):
+    assert refusal(parse_completion, {"prompt": "x", "logprobs": value}).param == "logprobs"
 
 
 def test_tools_that_may_not_be_used_are_no_request_for_tools():

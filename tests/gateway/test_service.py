@@ -12,6 +12,7 @@ from tests.gateway.stack import ListSink, completion, new_plan
 from tests.ipc.memory import memory
 from trserve.errors import RequestError
 from trserve.gateway.dispatcher import Job
+from trserve.gateway.prompts import Prompt
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.service import Service, choice_seed
 from trserve.params import RequestParams, decode_params
@@ -74,7 +75,7 @@ def test_bad_input_names_its_parameter(
     service: Service, fields: dict[str, Any], param: str, status: int
 ) -> None:
     with pytest.raises(RequestError) as refused:
-        service.prepare_all(completion(**fields), lambda _: ListSink())
+        service.prepare_all(completion(**fields), lambda *_: ListSink())
     assert (refused.value.param, refused.value.status) == (param, status)
     assert len(refused.value.message) < 300
 
@@ -192,7 +193,8 @@ def test_a_missing_seed_is_drawn_and_a_negative_one_has_64_bits(service: Service
 def test_each_choice_is_a_job_with_a_seed_of_its_own(service: Service) -> None:
     asked: list[int] = []
 
-    def sink_of(index: int) -> ListSink:
+    def sink_of(index: int, prompt: Prompt) -> ListSink:
+        assert len(prompt.ids) == 2 + index // 2
         asked.append(index)
         return ListSink()
 
@@ -207,13 +209,30 @@ def test_each_choice_is_a_job_with_a_seed_of_its_own(service: Service) -> None:
 
 
 def test_without_a_seed_equal_prompts_get_different_ones(service: Service) -> None:
-    jobs = service.prepare_all(completion(prompts=[[1]] * 4), lambda _: ListSink())
+    jobs = service.prepare_all(completion(prompts=[[1]] * 4), lambda *_: ListSink())
     assert len({decode_params(job.params).sampling.seed for job in jobs}) == 4
 
 
 def test_several_choices_are_no_single_job(service: Service) -> None:
     with pytest.raises(RequestError):
         prepare(service, completion(n=2))
+
+
+def test_logprobs_take_pages_for_the_limit(folder: Path) -> None:
+    service = new_service(folder, lengths=(4096, 4096), slots=2)
+    assert prepare(service, completion(max_tokens=4000)).pages == 0
+    job = prepare(service, completion(logprobs=5, max_tokens=100))
+    assert (job.pages, decode_params(job.params).tops) == (1, 5)
+    assert prepare(service, completion(logprobs=20, max_tokens=None)).pages == 42
+    assert prepare(service, completion(logprobs=0, max_tokens=None)).pages == 1
+
+
+def test_logprobs_that_can_never_fit_are_refused(folder: Path) -> None:
+    service = new_service(folder, lengths=(200_000,), slots=2)
+    assert prepare(service, completion(logprobs=20, max_tokens=100_000)).pages
+    with pytest.raises(RequestError) as refused:
+        prepare(service, completion(logprobs=20, max_tokens=150_000))
+    assert (refused.value.status, refused.value.param) == (400, "logprobs")
 
 
 def test_token_ids_are_used_as_they_are(service: Service) -> None:

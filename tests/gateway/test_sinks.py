@@ -12,6 +12,7 @@ import pytest
 from tests.gateway.stack import completion
 from trserve.errors import RequestError
 from trserve.gateway.answer import Delta
+from trserve.gateway.prompts import Prompt
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.sinks import Extras, StreamSink, WholeSink
@@ -52,7 +53,7 @@ def events(socket: Socket) -> list[Any]:
 
 
 def one_choice(sink: Any, usage: Any = None) -> Any:
-    choice = sink.choice(len(sink._choices))
+    choice = sink.choice(len(sink._choices), Prompt([1]))
     choice.usage = lambda: usage or USAGE
     return choice
 
@@ -101,7 +102,7 @@ def test_tokens_without_text_make_no_event_of_their_own() -> None:
         assert not sink.begun.done()
         choice.take(Delta("x", [6], [0], None, None))
         assert len(events(socket)) == 1
-        assert choice._held_ids == []  # nobody asked for ids
+        assert choice._members is None  # nobody asked for ids
 
     play(story())
 

@@ -144,3 +144,23 @@ def test_every_slot_can_be_used_at_once_and_no_more() -> None:
         with pytest.raises(IndexError):
             w.submit([1], limit=2)
         assert isinstance(slots[0], Slot)
+
+
+def test_pages_come_back_with_the_slot_and_run_out() -> None:
+    with world(slots=2, workers=1) as w:
+        free = w.slots.num_free_pages
+        assert free == 2
+        one = w.submit([1], limit=3, tops=20)
+        two = w.submit([1], limit=3, tops=0)
+        assert w.slots.num_free_pages == 0
+        tables = [w.slab.page_table[slot.index, 0] for slot in (one, two)]
+        assert tables[0] != tables[1]
+        w.run(one)
+        w.slots.release(one)
+        w.slots.collect()
+        assert w.slots.num_free_pages == 1
+        slots = w.slots.num_free
+        with pytest.raises(RequestError) as refused:
+            w.slots.publish([1], b"", limit=3, entry=0, pages=2)
+        assert (refused.value.status, refused.value.retry_after) == (429, 1)
+        assert (w.slots.num_free, w.slots.num_free_pages) == (slots, 1), "nothing was taken"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
+import torch
 
 from tests.golden.compare import Answer, assert_golden
 from tests.golden.completions import PATH, body_of
@@ -87,6 +88,26 @@ def test_lists_of_prompts_with_several_choices_each(pair):
         found = Answer(choice["token_ids"], choice["trserve"]["source"], choice["finish_reason"])
         cases.append((f"choice {choice['index']}", trace, found))
     assert_golden(cases)
+
+
+@pytest.mark.parametrize("name", ["middle", "shaped"])
+def test_logprobs_are_those_of_the_model_that_wrote_the_token(pair, name):
+    """Raw values, whatever shaped the choice; the chosen token has one float in both places."""
+    setting = pair.setting((1, name))
+    prompt = list(pair.prompts[1])
+    trace = pair.expected((1, name))
+    body = body_of(prompt, setting, pair.server.models) | {"logprobs": 5}
+    (choice,) = pair.server.post(PATH, body, timeout_s=120.0)["choices"]
+    tokens, found = choice["token_ids"], choice["logprobs"]
+    assert_golden([(name, trace, Answer(tokens, choice["trserve"]["source"], trace.finish_reason))])
+    assert {len(values) for values in found.values()} == {len(tokens)}
+    for at, (token, source) in enumerate(zip(tokens, choice["trserve"]["source"], strict=True)):
+        session = pair.reference.models[source].session()
+        expected = torch.log_softmax(session.logits(prompt + tokens[:at]), dim=-1)
+        assert found["token_logprobs"][at] == pytest.approx(float(expected[token]), abs=1e-3)
+        tops = sorted(found["top_logprobs"][at].values(), reverse=True)
+        assert tops[:5] == pytest.approx(expected.topk(5).values.tolist(), abs=1e-3)
+        assert found["token_logprobs"][at] in tops
 
 
 def choice_seed(seed: int, number: int) -> int:

@@ -184,7 +184,7 @@ def test_thread_limits_are_set_for_every_library() -> None:
 
 LIGHT = (
     *("baton", "layout", "slab", "rings", "doorbell", "fence", "publish", "extras"),
-    *("control", "instance", "process", "child"),
+    *("control", "instance", "process", "child", "shared", "annotations"),
 )
 
 

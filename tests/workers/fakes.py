@@ -17,6 +17,7 @@ import torch
 from tests.ipc.memory import Memory, memory
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.baton import Baton, Finish, SlotState, unpack
+from trserve.ipc.layout import pages_for
 from trserve.ipc.rings import Descriptor
 from trserve.ipc.slab import Slab
 from trserve.params import RequestParams, SamplingParams, encode_params
@@ -242,6 +243,7 @@ class World:
         pinned: bool = False,
         admit: bool = True,
         router: Mapping[str, float] | None = None,
+        tops: int | None = None,
         **sampling: Any,
     ) -> Slot:
         settings = {"temperature": 0.0, "eos_token_ids": (EOS,)} | sampling
@@ -250,8 +252,11 @@ class World:
             router=dict(router or {}),
             pinned=pinned,
             admit=admit,
+            tops=tops,
         )
-        return self.slots.publish(prompt, encode_params(params), limit=limit, entry=entry)
+        pages = 0 if tops is None else pages_for(limit - len(prompt), tops)
+        blob = encode_params(params)
+        return self.slots.publish(prompt, blob, limit=limit, entry=entry, pages=pages)
 
     def baton(self, slot: Slot) -> Baton:
         return unpack(self.slab.baton[slot.index])

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from trserve.errors import RequestError
 from trserve.gateway.detokenizer import Detokenizer
 from trserve.gateway.stop_strings import StopMatcher
+from trserve.ipc.annotations import Annotation
 from trserve.ipc.baton import Finish
 
 _FAILURES = {
@@ -30,13 +31,17 @@ def failure(finish: Finish) -> RequestError | None:
 
 
 class Delta(NamedTuple):
-    """What an answer gained: its text, its token ids, and the model that wrote each."""
+    """What an answer gained: its text, its token ids, and the model that wrote each.
+
+    ``annotations`` has one entry a token where they were asked for.
+    """
 
     text: str
     token_ids: list[int]
     sources: list[int]
     finish_reason: str | None
     stop_reason: str | int | None
+    annotations: Sequence[Annotation] = ()
 
 
 class Answer:

@@ -162,7 +162,8 @@ class App:
     async def _generate(self, request: GenerationRequest, scope: Scope, send: Send) -> None:
         connection: Connection = scope["state"]["connection"]
         model = request.model_as_sent or self._service.served_names[0]
-        extras = Extras(request, self._service.model_names)
+        logprobs = self._service.logprobs_of(request)
+        extras = Extras(request, self._service.model_names, logprobs)
         with Exchange(self._dispatcher, connection) as exchange:
             if request.stream:
                 chunked = scope["http_version"] != "1.0"

@@ -39,6 +39,7 @@ class Job:
         limit: the longest that its row may get.
         entry: the worker that writes first.
         start: makes its generation once the slot is known.
+        pages: annotation pages that it needs.
     """
 
     prompt_ids: Sequence[int]
@@ -46,6 +47,7 @@ class Job:
     limit: int
     entry: int
     start: Callable[[Slot], Generation]
+    pages: int = 0
 
 
 class Dispatcher:
@@ -112,7 +114,11 @@ class Dispatcher:
             for job in jobs:
                 slots.append(
                     self._slots.publish(
-                        job.prompt_ids, job.params, limit=job.limit, entry=job.entry
+                        job.prompt_ids,
+                        job.params,
+                        limit=job.limit,
+                        entry=job.entry,
+                        pages=job.pages,
                     )
                 )
         except RequestError:

@@ -13,6 +13,7 @@ from trserve.errors import RequestError
 from trserve.gateway.answer import Answer, Delta, failure
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.slots import Slot
+from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.baton import Baton, unpack
 from trserve.ipc.extras import Extras, read_extras
 from trserve.ipc.fence import load_fence
@@ -38,6 +39,9 @@ class Sink(Protocol):
 class Generation:
     """One slot's answer on its way to a client.
 
+    Args:
+        book: where the annotations of its tokens are, if it asked for them.
+
     Attributes:
         ended: nothing more will be given to the sink.
     """
@@ -52,6 +56,7 @@ class Generation:
         answer: Answer,
         sink: Sink,
         model_names: Sequence[str],
+        book: AnnotationBook | None = None,
     ) -> None:
         self._slab = slab
         self._position = prompt_tokens
@@ -60,6 +65,7 @@ class Generation:
         self._answer = answer
         self._sink = sink
         self._names = model_names
+        self._book = book
         sink.usage = self.usage
         self._handoffs = 0
         self._pending_ns = 0
@@ -87,6 +93,9 @@ class Generation:
         if delta.finish_reason is not None:
             self.ended = True
             self._pending_ns = self._extras(baton).pending_ns
+        if self._book is not None:
+            count = len(delta.token_ids)  # no overshoot
+            delta = delta._replace(annotations=self._book.read(start, start + count))
         if tokens or self.ended:
             self._sink.take(delta)
 

@@ -61,7 +61,6 @@ class Body(msgspec.Struct, kw_only=True):
     best_of: Number = None
     # Not supported: any value is read, and all but the ones that change nothing are refused.
     use_beam_search: Any = None
-    logprobs: Any = None
     prompt_logprobs: Any = None
     echo: Any = None
     bad_words: Any = None
@@ -87,14 +86,16 @@ class ChatBody(Body, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Number = None
     # Not supported, as above.
-    top_logprobs: Any = None
     chat_template: Any = None
     continue_final_message: Any = None
 
 
 class CompletionBody(Body, kw_only=True):
     prompt: Any = None
+    logprobs: Number = None
 
 
 _B = TypeVar("_B", bound=Body)
@@ -120,7 +121,7 @@ def read_chat_body(body: bytes) -> ChatBody:
 def read_completion_body(body: bytes) -> CompletionBody:
     """The members of a body of /v1/completions; raises as :func:`read_chat_body`."""
     fields = _decode(_completion_decoder, body)
-    _refuse_unsupported(fields, _UNSUPPORTED_COMPLETION)
+    _refuse_unsupported(fields, _UNSUPPORTED)
     return fields
 
 
@@ -178,10 +179,6 @@ def _is_text_format(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") == "text"
 
 
-def _is_false_or_zero(value: Any) -> bool:
-    return value is False or _is_number(0)(value)
-
-
 _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "use_beam_search": (_is_empty, "false"),
     "prompt_logprobs": (_is_empty, "null"),
@@ -200,13 +197,9 @@ _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "structural_tag": (_is_empty, "null"),
 }
 _UNSUPPORTED_CHAT = _UNSUPPORTED | {
-    "logprobs": (_is_false_or_zero, "false"),
-    "top_logprobs": (_is_false_or_zero, "0"),
     "chat_template": (_is_empty, "null"),
     "continue_final_message": (_is_empty, "false"),
 }
-# 0 is not a no-op there: it asks for the logprob of each chosen token.
-_UNSUPPORTED_COMPLETION = _UNSUPPORTED | {"logprobs": (_is_empty, "null")}
 
 
 def _refuse_unsupported(fields: Body, table: dict[str, tuple[Callable[[Any], bool], str]]) -> None:

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import msgspec
 
 from trserve.errors import RequestError
-from trserve.gateway.request_body import MAX_NAME, Body, type_error
+from trserve.gateway.request_body import MAX_NAME, Body, ChatBody, type_error
+from trserve.ipc.layout import MAX_TOPS
 
 MAX_PROMPTS = 4096
 MAX_STOPS = 64
@@ -175,3 +176,18 @@ def choices(fields: Body) -> int:
             param="best_of",
         )
     return n
+
+
+def top_logprobs(name: str, value: float | None) -> int | None:
+    """How many of the most probable tokens are wanted with each; None for no logprobs."""
+    return integer(name, value, 0, MAX_TOPS)
+
+
+def chat_logprobs(fields: ChatBody) -> int | None:
+    """``logprobs`` says whether, ``top_logprobs`` how many."""
+    tops = top_logprobs("top_logprobs", fields.top_logprobs)
+    if fields.logprobs:
+        return tops or 0
+    if tops:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    return None

@@ -25,7 +25,16 @@ from trserve.gateway.request_body import (
     read_chat_body,
     read_completion_body,
 )
-from trserve.gateway.request_values import INT64_MAX, choices, flag, integer, prompts, sampling
+from trserve.gateway.request_values import (
+    INT64_MAX,
+    chat_logprobs,
+    choices,
+    flag,
+    integer,
+    prompts,
+    sampling,
+    top_logprobs,
+)
 
 MAX_ROUTER_PARAMS = 64
 COMPLETION_MAX_TOKENS = 16
@@ -43,6 +52,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     they are, without a BOS. Each prompt gets ``n`` choices. ``model`` is the name alone and
     ``model_as_sent`` what the response echoes; both None when the client named none.
     ``max_tokens`` None means the rest of the context; ``seed`` None, that the gateway draws one.
+    ``logprobs`` is how many of the most probable tokens are wanted beside each token's own log
+    probability, None for none of it; ``echo`` that the answer begins with the prompt.
     ``router_params`` joins the parameters of ``NAME:threshold=0.3`` and of ``trserve.router``, of
     which the latter win.
     """
@@ -53,6 +64,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompts: list[str | list[int]] = []
     messages: list[dict[str, Any]] | None = None
     n: int = 1
+    logprobs: int | None = None
+    echo: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
@@ -104,6 +117,7 @@ def parse_chat(body: bytes) -> GenerationRequest:
         add_generation_prompt=flag(fields.add_generation_prompt, default=True),
         add_special_tokens=flag(fields.add_special_tokens),
         max_tokens=_chat_max_tokens(fields),
+        logprobs=chat_logprobs(fields),
         **_common(fields),
     )
     return _consistent(request)
@@ -116,6 +130,7 @@ def parse_completion(body: bytes) -> GenerationRequest:
     request = GenerationRequest(
         kind="completion",
         prompts=prompts(fields.prompt),
+        logprobs=top_logprobs("logprobs", fields.logprobs),
         add_special_tokens=flag(fields.add_special_tokens, default=True),
         max_tokens=COMPLETION_MAX_TOKENS if max_tokens is None else max_tokens,
         **_common(fields),

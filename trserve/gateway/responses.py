@@ -61,17 +61,17 @@ class StreamFormat:
         )
         self._envelope = b"data: " + envelope[:-1]
         choice = self._envelope + b',"choices":[{"index":%d,' % index
-        self._close = b',"logprobs":null,"finish_reason":'
         if kind == "chat":
             self._first = choice + b'"delta":{"role":"assistant","content":'
             self._next = choice + b'"delta":{"content":'
-            self._last = choice + b'"delta":{}' + self._close
-            self._close = b"}" + self._close
+            self._last = choice + b'"delta":{}'
+            self._close = b"}"
         else:
             self._first = self._next = choice + b'"text":'
-            self._last = choice + b'"text":""' + self._close
+            self._last = choice + b'"text":""'
+            self._close = b""
         self._end = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
-        self._tail = self._close + b"null" + self._end
+        self._tail = self._close + b',"logprobs":null,"finish_reason":null' + self._end
 
     def delta(
         self,
@@ -81,6 +81,7 @@ class StreamFormat:
         finish_reason: FinishReason | None = None,
         stop_reason: str | int | None = None,
         extra: bytes | None = None,
+        logprobs: bytes = b"null",
         usage: Mapping[str, Any] | None = None,
     ) -> bytes:
         """One event with ``text``.
@@ -91,16 +92,17 @@ class StreamFormat:
             finish_reason: given in the last event.
             stop_reason: the stop string or id that ended the text.
             extra: JSON members to add to the choice, already encoded, without a leading comma.
+            logprobs: JSON of the choice's member of this name.
             usage: with ``continuous_usage_stats``, the usage so far.
         """
         head = self._first if first else self._next
-        if finish_reason is None and extra is None and usage is None:
+        if finish_reason is None and extra is None and usage is None and logprobs == b"null":
             return b"".join((head, _json_string(text), self._tail))
         if finish_reason is not None and not text and not first:
             body = self._last
         else:
             body = head + _json_string(text) + self._close
-        members = _finish_members(finish_reason, stop_reason) + (b"," + extra if extra else b"")
+        members = _end_members(logprobs, finish_reason, stop_reason, extra)
         end = self._end if usage is None else b'}],"usage":' + orjson.dumps(usage) + b"}\n\n"
         return body + members + end
 
@@ -113,12 +115,24 @@ class StreamFormat:
         return b"data: " + error_body(error) + b"\n\n"
 
 
-def _finish_members(finish_reason: str | None, stop_reason: str | int | None) -> bytes:
-    """The value of ``finish_reason`` and, at the end, vLLM's and SGLang's names for its cause."""
+def _end_members(
+    logprobs: bytes,
+    finish_reason: str | None,
+    stop_reason: str | int | None,
+    extra: bytes | None,
+) -> bytes:
+    """What follows a choice's text, with vLLM's and SGLang's names for the cause of its end."""
+    members = b',"logprobs":' + logprobs
     if finish_reason is None:
-        return b"null"
-    reason = orjson.dumps(stop_reason)
-    return b'"%b","stop_reason":%b,"matched_stop":%b' % (finish_reason.encode(), reason, reason)
+        members += b',"finish_reason":null'
+    else:
+        reason = orjson.dumps(stop_reason)
+        members += b',"finish_reason":"%b","stop_reason":%b,"matched_stop":%b' % (
+            finish_reason.encode(),
+            reason,
+            reason,
+        )
+    return members + b"," + extra if extra else members
 
 
 class Choice(NamedTuple):
@@ -128,6 +142,7 @@ class Choice(NamedTuple):
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     extra: bytes | None = None
+    logprobs: bytes = b"null"
 
 
 def chat_response(
@@ -166,10 +181,9 @@ def _choices(
 ) -> list[orjson.Fragment]:
     found = []
     for index, (choice, content) in enumerate(zip(choices, members, strict=True)):
-        head = orjson.dumps({"index": index, **content, "logprobs": None})
-        finish = b',"finish_reason":' + _finish_members(choice.finish_reason, choice.stop_reason)
-        extra = b"," + choice.extra if choice.extra else b""
-        found.append(orjson.Fragment(head[:-1] + finish + extra + b"}"))
+        head = orjson.dumps({"index": index, **content})
+        end = _end_members(choice.logprobs, choice.finish_reason, choice.stop_reason, choice.extra)
+        found.append(orjson.Fragment(head[:-1] + end + b"}"))
     return found
 
 

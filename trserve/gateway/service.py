@@ -21,10 +21,19 @@ from trserve.gateway.answer import Answer
 from trserve.gateway.detokenizer import Detokenizer
 from trserve.gateway.dispatcher import Job
 from trserve.gateway.generation import Generation, Sink
+from trserve.gateway.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    Logprobs,
+    TokenNames,
+)
+from trserve.gateway.prompts import Prompt, read_prompts
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.slots import Slot
 from trserve.gateway.stop_strings import StopMatcher
 from trserve.gateway.tokenizer import Tokenizer
+from trserve.ipc.annotations import AnnotationBook
+from trserve.ipc.layout import pages_for
 from trserve.ipc.slab import Slab
 from trserve.params import RequestParams, SamplingParams, encode_params
 from trserve.plan import ServerPlan
@@ -70,6 +79,7 @@ class Service:
         self._plan = plan
         self._slab = slab
         self._tokenizer = Tokenizer.load(Path(plan.tokenizer_path))
+        self._token_names = TokenNames(self._tokenizer)
         self.model_names = [model.name for model in plan.models]
         self.served_names = plan.served_names
         self.router_name = plan.router
@@ -97,11 +107,13 @@ class Service:
         """
         if request.num_choices != 1:
             raise RequestError("one prompt with n = 1 is answered here", param="n")
-        (job,) = self.prepare_all(request, lambda _: sink)
+        (job,) = self.prepare_all(request, lambda *_: sink)
         return job
 
-    def prepare_all(self, request: GenerationRequest, sink_of: Callable[[int], Sink]) -> list[Job]:
-        """The jobs of ``request``, one a choice; their answers go to ``sink_of(index)``.
+    def prepare_all(
+        self, request: GenerationRequest, sink_of: Callable[[int, Prompt], Sink]
+    ) -> list[Job]:
+        """The jobs of ``request``, one a choice; their answers go to ``sink_of(index, prompt)``.
 
         The choices of a prompt stand side by side, in the order of the prompts. Raises
         RequestError.
@@ -111,29 +123,73 @@ class Service:
         placement = self._placement(request)
         router = self._router_params(request.router_params)
         jobs: list[Job] = []
-        for prompt_ids in self._prompts(request):
-            limit = self._limit(request, len(prompt_ids), placement)
+        for prompt in read_prompts(request, self._tokenizer, self._plan.tokenizer_size):
             seed = secrets.randbits(63) if request.seed is None else request.seed
             for choice in range(request.n):
-                params = RequestParams(
-                    sampling=self._sampling(
-                        request, choice_seed(seed, choice), limit - len(prompt_ids)
-                    ),
-                    router=router,
-                    pinned=placement.pinned,
-                    admit=placement.admit,
-                )
-                sink = sink_of(len(jobs))
-                jobs.append(
-                    Job(
-                        prompt_ids=prompt_ids,
-                        params=encode_params(params),
-                        limit=limit,
-                        entry=placement.entry,
-                        start=self._starter(request, prompt_ids, seed, sink),
-                    )
-                )
+                sink = sink_of(len(jobs), prompt)
+                jobs.append(self._job(request, prompt, seed, choice, placement, router, sink))
+        self._check_pages(jobs)
         return jobs
+
+    def _job(
+        self,
+        request: GenerationRequest,
+        prompt: Prompt,
+        seed: int,
+        choice: int,
+        placement: Placement,
+        router: dict[str, float],
+        sink: Sink,
+    ) -> Job:
+        length = len(prompt.ids)
+        limit = self._limit(request, length, placement)
+        params = RequestParams(
+            sampling=self._sampling(request, choice_seed(seed, choice), limit - length),
+            router=router,
+            pinned=placement.pinned,
+            admit=placement.admit,
+            tops=self._tops(request),
+        )
+        return Job(
+            prompt_ids=prompt.ids,
+            params=encode_params(params),
+            limit=limit,
+            entry=placement.entry,
+            start=self._starter(request, prompt.ids, seed, params, sink),
+            pages=0 if params.tops is None else pages_for(limit - length, params.tops),
+        )
+
+    def _tops(self, request: GenerationRequest) -> int | None:
+        if request.logprobs is None:
+            return None
+        return min(request.logprobs, self._plan.tokenizer_size)
+
+    def _check_pages(self, jobs: Sequence[Job]) -> None:
+        """No more may be asked for than there is when nobody else is here."""
+        layout = self._plan.layout
+        most = max(job.pages for job in jobs)
+        if most > layout.pages_per_request or sum(job.pages for job in jobs) > layout.num_pages:
+            raise RequestError(
+                "logprobs: their records for this many tokens do not fit in memory; lower "
+                "max_tokens, the number of top logprobs, or n",
+                param="logprobs",
+            )
+
+    def logprobs_of(self, request: GenerationRequest) -> Callable[[Prompt], Logprobs] | None:
+        """What makes the collector of one choice's log probabilities, if they are wanted."""
+        if request.logprobs is None:
+            return None
+        names = self._token_names
+        if request.kind == "chat":
+            return lambda _: ChatLogprobs(names)
+        return lambda prompt: CompletionLogprobs(
+            names, self._detokenizer(request, () if request.echo else prompt.ids)
+        )
+
+    def _detokenizer(self, request: GenerationRequest, context: Sequence[int]) -> Detokenizer:
+        return Detokenizer(
+            self._tokenizer, context, skip_special_tokens=request.skip_special_tokens
+        )
 
     def _check_slots(self, request: GenerationRequest) -> None:
         """All choices are taken at once, so there must be a slot for each."""
@@ -180,33 +236,6 @@ class Service:
             raise RequestError(problem, param="trserve.router")
         return values
 
-    def _prompts(self, request: GenerationRequest) -> list[list[int]]:
-        if request.messages is None:
-            return [self._prompt_ids(prompt, request) for prompt in request.prompts]
-        text = self._tokenizer.render_chat(
-            request.messages,
-            add_generation_prompt=request.add_generation_prompt,
-            kwargs=request.chat_template_kwargs,
-        )
-        return [self._prompt_ids(text, request)]
-
-    def _prompt_ids(self, prompt: str | list[int], request: GenerationRequest) -> list[int]:
-        if not isinstance(prompt, str):
-            self._check_ids(prompt)
-            return prompt
-        ids = self._tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
-        if not ids:
-            raise RequestError("the prompt is empty", param="prompt")
-        return ids
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        size = self._plan.tokenizer_size
-        wrong = next((token for token in ids if not 0 <= token < size), None)
-        if wrong is not None:
-            raise RequestError(
-                f"prompt: token id {wrong} is outside 0 to {size - 1}", param="prompt"
-            )
-
     def _limit(self, request: GenerationRequest, prompt_tokens: int, placement: Placement) -> int:
         """The longest that the row may get: what every model that it may visit can hold."""
         context = self.max_prompt_and_output
@@ -249,18 +278,26 @@ class Service:
             raise RequestError(f"{param}: ids are 0 to {size - 1}", param=param)
 
     def _starter(
-        self, request: GenerationRequest, prompt_ids: Sequence[int], seed: int, sink: Sink
+        self,
+        request: GenerationRequest,
+        prompt_ids: Sequence[int],
+        seed: int,
+        params: RequestParams,
+        sink: Sink,
     ) -> Callable[[Slot], Generation]:
         answer = Answer(
-            Detokenizer(
-                self._tokenizer, prompt_ids, skip_special_tokens=request.skip_special_tokens
-            ),
+            self._detokenizer(request, prompt_ids),
             StopMatcher(request.stop, include_in_output=request.include_stop_str_in_output),
             request.stop_token_ids,
             len(self.model_names),
         )
 
         def start(slot: Slot) -> Generation:
+            book = None
+            if params.tops is not None:
+                book = AnnotationBook(
+                    self._slab, slot.index, first=len(prompt_ids), tops=params.tops
+                )
             return Generation(
                 slab=self._slab,
                 slot=slot,
@@ -269,6 +306,7 @@ class Service:
                 answer=answer,
                 sink=sink,
                 model_names=self.model_names,
+                book=book,
             )
 
         return start

@@ -16,6 +16,8 @@ import orjson
 
 from trserve.errors import RequestError
 from trserve.gateway.answer import Delta
+from trserve.gateway.logprobs import Logprobs
+from trserve.gateway.prompts import Prompt
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.responses import (
     DONE,
@@ -26,6 +28,7 @@ from trserve.gateway.responses import (
     total_usage,
 )
 
+_NOTHING = (None, b"null")
 _ID_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-"}
 
 
@@ -41,20 +44,31 @@ class Writer(Protocol):
 
 
 class Extras:
-    """The members that a request asked for beside its text."""
+    """The members that a request asked for beside its text.
 
-    def __init__(self, request: GenerationRequest, model_names: Sequence[str]) -> None:
+    Args:
+        logprobs: makes the collector of one choice, if they are wanted.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        model_names: Sequence[str],
+        logprobs: Callable[[Prompt], Logprobs] | None = None,
+    ) -> None:
         self._ids = request.return_token_ids
         self._trace = request.trace
         self._models = list(model_names)
+        self._logprobs = logprobs
 
-    @property
-    def wanted(self) -> bool:
-        """Whether there is anything to add."""
-        return self._ids or self._trace
+    def collect(self, prompt: Prompt) -> Members | None:
+        """What collects them for one choice; None if nothing was asked for."""
+        if not (self._ids or self._trace or self._logprobs):
+            return None
+        return Members(self, self._logprobs and self._logprobs(prompt))
 
     def encode(self, token_ids: list[int], sources: list[int]) -> bytes | None:
-        """JSON members of a choice, without a leading comma; None if nothing was asked for."""
+        """JSON members of a choice, without a leading comma; None if there are none."""
         members: dict[str, Any] = {}
         if self._ids:
             members["token_ids"] = token_ids
@@ -63,25 +77,46 @@ class Extras:
         return orjson.dumps(members)[1:-1] if members else None
 
 
+class Members:
+    """What one choice has beside its text, collected until it is sent."""
+
+    def __init__(self, extras: Extras, logprobs: Logprobs | None) -> None:
+        self._extras = extras
+        self._logprobs = logprobs
+        self._token_ids: list[int] = []
+        self._sources: list[int] = []
+
+    def add(self, delta: Delta) -> None:
+        """Take in what the answer gained."""
+        self._token_ids += delta.token_ids
+        self._sources += delta.sources
+        if self._logprobs is not None:
+            self._logprobs.add(delta.token_ids, delta.annotations)
+
+    def take(self) -> tuple[bytes | None, bytes]:
+        """Extra members and the value of ``logprobs``, of what was added since the last call."""
+        extra = self._extras.encode(self._token_ids, self._sources)
+        self._token_ids, self._sources = [], []
+        return extra, b"null" if self._logprobs is None else self._logprobs.take()
+
+
 class WholeChoice:
     """Collects one answer of a body; never paused, because nothing is written."""
 
     paused = False
 
-    def __init__(self, sink: WholeSink) -> None:
+    def __init__(self, sink: WholeSink, prompt: Prompt) -> None:
         self.usage: Callable[[], dict[str, Any]] = dict
         self._sink = sink
         self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._sources: list[int] = []
+        self._members = sink.extras.collect(prompt)
         self._last: Delta | None = None
 
     def take(self, delta: Delta) -> None:
         """Keep what came."""
         self._texts.append(delta.text)
-        if self._sink.extras.wanted:
-            self._token_ids += delta.token_ids
-            self._sources += delta.sources
+        if self._members is not None:
+            self._members.add(delta)
         if delta.finish_reason is not None:
             self._last = delta
             self._sink.end_choice()
@@ -97,7 +132,7 @@ class WholeChoice:
             "".join(self._texts),
             self._last.finish_reason,  # type: ignore[arg-type]
             self._last.stop_reason,
-            self._sink.extras.encode(self._token_ids, self._sources),
+            *(() if self._members is None else self._members.take()),
         )
 
 
@@ -116,10 +151,10 @@ class WholeSink:
         self._open = request.num_choices
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def choice(self, index: int) -> WholeChoice:
-        """Where the answer ``index`` goes; to be called in their order."""
+    def choice(self, index: int, prompt: Prompt) -> WholeChoice:
+        """Where the answer ``index``, to ``prompt``, goes; to be called in their order."""
         assert index == len(self._choices)
-        self._choices.append(WholeChoice(self))
+        self._choices.append(WholeChoice(self, prompt))
         return self._choices[-1]
 
     def end_choice(self) -> None:
@@ -148,15 +183,13 @@ class WholeSink:
 class StreamChoice:
     """Turns one answer into events."""
 
-    def __init__(self, sink: StreamSink, events: StreamFormat) -> None:
+    def __init__(self, sink: StreamSink, events: StreamFormat, prompt: Prompt) -> None:
         self.usage: Callable[[], dict[str, Any]] = dict
         self._sink = sink
         self._format = events
-        self._extras = sink.extras
+        self._members = sink.extras.collect(prompt)
         self._continuous_usage = sink.request.continuous_usage_stats
         self._first = True
-        self._held_ids: list[int] = []
-        self._held_sources: list[int] = []
 
     @property
     def paused(self) -> bool:
@@ -164,22 +197,19 @@ class StreamChoice:
         return self._sink.writer.paused
 
     def take(self, delta: Delta) -> None:
-        """Send an event if there is anything to show; ids of tokens without text wait for it."""
-        extra = None
-        if self._extras.wanted:
-            self._held_ids += delta.token_ids
-            self._held_sources += delta.sources
+        """Send an event if there is anything to show; what is said of tokens without text waits."""
+        if self._members is not None:
+            self._members.add(delta)
         if not delta.text and delta.finish_reason is None:
             return
-        if self._extras.wanted:
-            extra = self._extras.encode(self._held_ids, self._held_sources)
-            self._held_ids, self._held_sources = [], []
+        extra, logprobs = _NOTHING if self._members is None else self._members.take()
         event = self._format.delta(
             delta.text,
             first=self._first,
             finish_reason=delta.finish_reason,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,
             extra=extra,
+            logprobs=logprobs,
             usage=self._sink.usage() if self._continuous_usage else None,
         )
         self._first = False
@@ -220,11 +250,11 @@ class StreamSink:
         self.begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
 
-    def choice(self, index: int) -> StreamChoice:
-        """Where the answer ``index`` goes; to be called in their order."""
+    def choice(self, index: int, prompt: Prompt) -> StreamChoice:
+        """Where the answer ``index``, to ``prompt``, goes; to be called in their order."""
         assert index == len(self._choices)
         events = StreamFormat(**self._settings, index=index) if index else self._format
-        self._choices.append(StreamChoice(self, events))
+        self._choices.append(StreamChoice(self, events, prompt))
         return self._choices[-1]
 
     def usage(self) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class SlotTable:
         self._outbox = outbox
         self._generations = itertools.count(1)
         self._free = list(range(slab.layout.slots - 1, -1, -1))
+        self._free_pages = list(range(slab.layout.num_pages - 1, -1, -1))
+        self._pages: dict[int, list[int]] = {}
         self._closing: dict[int, int] = {}
 
     @property
@@ -54,16 +56,30 @@ class SlotTable:
         """Slots whose request is answered, and that some worker still holds."""
         return len(self._closing)
 
-    def publish(self, prompt_ids: Sequence[int], params: bytes, *, limit: int, entry: int) -> Slot:
+    @property
+    def num_free_pages(self) -> int:
+        """Annotation pages that nobody holds."""
+        return len(self._free_pages)
+
+    def publish(
+        self,
+        prompt_ids: Sequence[int],
+        params: bytes,
+        *,
+        limit: int,
+        entry: int,
+        pages: int = 0,
+    ) -> Slot:
         """Fill a free slot and hand its baton to the worker ``entry``.
 
         Args:
             prompt_ids: the prompt; shorter than ``limit``.
             params: the encoded parameters.
             limit: the longest that the row may get, prompt included.
+            pages: annotation pages that it needs; at most ``Layout.pages_per_request``.
 
         Raises:
-            RequestError: the parameters do not fit (400).
+            RequestError: the parameters do not fit (400), or too few pages are free (429).
             IndexError: no slot is free; ask ``num_free`` first.
         """
         if len(params) > PARAMS_BYTES:
@@ -71,6 +87,14 @@ class SlotTable:
                 f"the request's parameters take {len(params)} bytes; {PARAMS_BYTES} at most: "
                 "give fewer stop_token_ids or a smaller logit_bias",
                 param="stop_token_ids",
+            )
+        if pages > len(self._free_pages):
+            raise RequestError(
+                "the requests in the server hold all of the room for logprobs; try again later, "
+                "or ask for fewer tokens or top logprobs",
+                status=429,
+                code="logprobs_full",
+                retry_after=1,
             )
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         slab, slot, gen = self._slab, self._free.pop(), next(self._generations)
@@ -83,6 +107,9 @@ class SlotTable:
         slab.sent[slot] = 1 << entry
         slab.tokens[slot, :length] = prompt
         slab.write_params(slot, params)
+        if pages:
+            held = self._pages[slot] = [self._free_pages.pop() for _ in range(pages)]
+            slab.page_table[slot, :pages] = held
         now = time.monotonic_ns()
         write_extras(slab.extras(slot, 0), Extras(now, 0, empty=False, length=length))
         self._outbox.store_baton(slot, pack(length, entry, SlotState.LIVE, Finish.NONE, 0, 0))
@@ -117,6 +144,7 @@ class SlotTable:
             self._slab.baton[index] = _FREE
             self._slab.cancel[index] = 0
             self._slab.sent[index] = 0
+            self._free_pages += self._pages.pop(index, ())
             self._free.append(index)
         return bool(done)
 

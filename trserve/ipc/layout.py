@@ -17,6 +17,10 @@ PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
 EXTRAS_BYTES: Final = RUNTIME_EXTRAS_BYTES + ROUTER_EXTRAS_BYTES
+PAGE_WORDS: Final = 4096
+MAX_TOPS: Final = 20
+MAX_PAGES_PER_REQUEST: Final = 1024  # 16 MiB
+MAX_PAGES: Final = 4096  # 64 MiB, of which what nobody asked for is never touched
 HEADER_WORDS: Final = 8
 DESCRIPTOR_WORDS: Final = 2
 RING_HEADER_WORDS: Final = 3 * LINE // 8  # head, tail and overflow count, a line each
@@ -47,6 +51,16 @@ class Region(NamedTuple):
     size: int
 
 
+def record_words(tops: int) -> int:
+    """Words of an annotation with ``tops`` most probable tokens."""
+    return 1 + 2 * tops
+
+
+def pages_for(records: int, tops: int) -> int:
+    """Annotation pages that hold ``records`` records; no record spans two."""
+    return -(-records // (PAGE_WORDS // record_words(tops)))
+
+
 def _align(offset: int) -> int:
     return -(-offset // LINE) * LINE
 
@@ -74,6 +88,16 @@ class Layout:
         return 8 * (RING_HEADER_WORDS + DESCRIPTOR_WORDS * self.ring_capacity)
 
     @property
+    def pages_per_request(self) -> int:
+        """Annotation pages that one request may hold: a whole row's, within reason."""
+        return min(pages_for(self.row_tokens, MAX_TOPS), MAX_PAGES_PER_REQUEST)
+
+    @property
+    def num_pages(self) -> int:
+        """Annotation pages that there are."""
+        return min(self.slots * self.pages_per_request, MAX_PAGES)
+
+    @property
     def gateway(self) -> int:
         """The gateway's index as a producer and as the owner of a doorbell."""
         return self.workers
@@ -98,6 +122,8 @@ class Layout:
             "params": PARAMS_BYTES * self.slots,
             "source": self.row_tokens * self.slots,
             "tokens": 4 * self.row_tokens * self.slots,
+            "page_table": 4 * self.pages_per_request * self.slots,
+            "pages": 4 * PAGE_WORDS * self.num_pages,
             "rings": self.ring_bytes * self.workers * (self.workers + 1),
         }
         regions: dict[str, Region] = {}

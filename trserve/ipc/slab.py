@@ -8,9 +8,9 @@ which is one aligned machine load or store; numpy views serve vectors only. Who 
 field                                     writer
 ========================================  =====================================================
 ``gen``, ``prompt_len``, ``limit``,       gateway, before the slot goes LIVE
-``params``
+``params``, ``page_table``
 ``baton``, ``tokens``, ``source``,        the baton holder (the gateway until LIVE and after
-``extras``, ``sent``                      everyone has closed; the launcher for a reaped worker)
+``extras``, ``sent``, its ``pages``       everyone has closed; the launcher for a reaped worker)
 ``cancel``                                gateway
 ``closed[w]``                             worker w
 ========================================  =====================================================
@@ -30,6 +30,7 @@ from trserve.errors import StartupError
 from trserve.ipc.layout import (
     EXTRAS_BYTES,
     LINE,
+    PAGE_WORDS,
     PARAMS_BYTES,
     WORKER_LINES,
     WORKER_WORDS,
@@ -93,6 +94,7 @@ class Slab:
         closed: W memoryviews of S int64 words.
         baton_vector: the same memory for numpy, whole-array use only.
         tokens: int32 [S, R]; source: uint8 [S, R].
+        page_table: int32 [S, pages a request]; pages: int32 [pages, words], see annotations.py.
         workers: one WorkerWords per worker.
     """
 
@@ -124,6 +126,8 @@ class Slab:
         self.baton_vector = self._array("baton", np.int64, (slots,))
         self.tokens = self._array("tokens", np.int32, (slots, row))
         self.source = self._array("source", np.uint8, (slots, row))
+        self.page_table = self._array("page_table", np.int32, (slots, layout.pages_per_request))
+        self.pages = self._array("pages", np.int32, (layout.num_pages, PAGE_WORDS))
         self.workers = [WorkerWords(self._worker_words(w)) for w in range(layout.workers)]
         self._extras = self._raw("extras")
         self._params = self._raw("params")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.baton import Baton
 from trserve.params import RequestParams
 from trserve.workers.adjustments import Adjustment
@@ -29,6 +30,7 @@ class Request:
         arrived_empty: whether the hop that brought the baton had committed nothing.
         pinned: whether the request never leaves this worker, whatever the router says.
         adjustment: its biases and penalties, or None where it has none.
+        book: where the annotations of its tokens go, or None where none are wanted.
         end_ids: tokens that ``min_tokens`` keeps away; stop_ids: those that end the request.
         visible: tokens of the row that a router may see (committed, plus one just sampled).
     """
@@ -40,6 +42,7 @@ class Request:
         "bank",
         "block_hashes",
         "block_table",
+        "book",
         "committed_here",
         "end_ids",
         "extras",
@@ -84,6 +87,7 @@ class Request:
         self.end_ids = self.sampling.eos_token_ids + self.sampling.stop_token_ids
         self.stop_ids = frozenset(() if self.sampling.ignore_eos else self.end_ids)
         self.adjustment = Adjustment.of(self.sampling, prompt_len)
+        self.book: AnnotationBook | None = None
         self.prompt_len = prompt_len
         self.limit = limit
         self._row = row

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.baton import Finish
 from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import Slab
 from trserve.router_lib.base import StepResult
 from trserve.sched.batching import choose_step
+from trserve.workers.logprobs import Wanted, write_logprobs
 from trserve.workers.memory import Plan, fit_to_memory
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
@@ -81,6 +83,10 @@ class StepCycle:
 
     def arrive(self, request: Request) -> None:
         """Take in a request whose baton just came: the router's ``receive`` and ``admit``."""
+        if request.params.tops is not None and request.book is None:
+            request.book = AnnotationBook(
+                self._slab, request.slot, first=request.prompt_len, tops=request.params.tops
+            )
         if not self._routing.receive(request):
             self._table.finish(request, Finish.ROUTER_ERROR)
         elif request.hop == 0 and request.params.admit and self._routing.asks_admit:
@@ -154,6 +160,7 @@ class StepCycle:
     ) -> None:
         sampled = self._sampler.sample(output.logits, row_sampling(requests))
         self._show_sampled(requests, sampled)
+        self._annotate(requests, output, sampled)
         destinations = self._destinations(requests, output, sampled, prefill)
         tokens = sampled.tolist()
         for request, token, destination in zip(requests, tokens, destinations, strict=True):
@@ -165,6 +172,16 @@ class StepCycle:
         self._slab.tokens[slots, [request.length for request in requests]] = sampled
         for request in requests:
             request.visible = request.length + 1
+
+    def _annotate(
+        self, requests: Sequence[Request], output: ForwardOutput, sampled: NDArray[np.int64]
+    ) -> None:
+        """Write the records of the sampled tokens; they count once the tokens are committed."""
+        rows = [row for row, request in enumerate(requests) if request.book is not None]
+        rows = [row for row in rows if sampled[row] >= 0] if rows else rows
+        if rows:
+            wanted = [wanted_record(requests[row], int(sampled[row])) for row in rows]
+            write_logprobs(output.logits[rows].numpy(), wanted)
 
     def _destinations(
         self,
@@ -228,6 +245,12 @@ def _rows(output: ForwardOutput, rows: list[int], total: int) -> ForwardOutput:
     if len(rows) == total:
         return output
     return ForwardOutput(logits=output.logits[rows], hidden=output.hidden[rows])
+
+
+def wanted_record(request: Request, token: int) -> Wanted:
+    """The record of ``token``, drawn for the position at the row's end."""
+    assert request.book is not None and request.params.tops is not None
+    return Wanted(request.book, request.length, token, request.params.tops)
 
 
 def _end(request: Request, token: int) -> Finish | None:

@@ -1,0 +1,81 @@
+"""Annotation pages: what is said of a token beside the token, for requests that asked for it.
+
+A bounded pool of fixed pages in the slab; the gateway gives a request as many as its limit needs,
+before it goes LIVE, and takes them back with the slot. Whoever holds the baton writes a token's
+record before the store that commits the token, so a reader that saw the word sees all records
+that it covers. Knows nothing of logits, text or JSON.
+
+A record is one int32 or float32 word after the other: the token's own log probability, then the
+``tops`` most probable ids, then their log probabilities. No record spans two pages.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trserve.ipc.layout import PAGE_WORDS, record_words
+from trserve.ipc.slab import Slab
+
+
+class Annotation(NamedTuple):
+    """One token's record: its log probability, and the most probable ids with theirs, falling."""
+
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class AnnotationBook:
+    """The records of one slot.
+
+    Args:
+        first: row position of the first record.
+        tops: most probable tokens in a record.
+    """
+
+    __slots__ = ("_first", "_floats", "_ints", "_pages", "_per_page", "_tops", "_words")
+
+    def __init__(self, slab: Slab, slot: int, *, first: int, tops: int) -> None:
+        self._first = first
+        self._tops = tops
+        self._words = record_words(tops)
+        self._per_page = PAGE_WORDS // self._words
+        self._pages = slab.page_table[slot]
+        self._ints = slab.pages
+        self._floats = slab.pages.view(np.float32)
+
+    def write(
+        self,
+        position: int,
+        logprob: float,
+        top_ids: NDArray[np.int64],
+        top_logprobs: NDArray[np.float32],
+    ) -> None:
+        """Fill the record of row ``position``; ``top_ids`` and ``top_logprobs`` have ``tops``."""
+        page, start = self._place(position)
+        ids = start + 1
+        values, end = ids + self._tops, ids + 2 * self._tops
+        self._floats[page, start] = logprob
+        self._ints[page, ids:values] = top_ids
+        self._floats[page, values:end] = top_logprobs
+
+    def read(self, start: int, stop: int) -> list[Annotation]:
+        """The records of the row positions ``start`` to ``stop``, which are committed."""
+        return [self._read(position) for position in range(start, stop)]
+
+    def _read(self, position: int) -> Annotation:
+        page, start = self._place(position)
+        ids = start + 1
+        values, end = ids + self._tops, ids + 2 * self._tops
+        return Annotation(
+            float(self._floats[page, start]),
+            self._ints[page, ids:values].tolist(),
+            self._floats[page, values:end].tolist(),
+        )
+
+    def _place(self, position: int) -> tuple[int, int]:
+        page, record = divmod(position - self._first, self._per_page)
+        return int(self._pages[page]), record * self._words
