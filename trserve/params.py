@@ -50,7 +50,8 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``router`` holds the per-request router parameters (numbers by name). ``pinned``: only the
     model that the gateway chose may write. ``admit``: the router may choose which model writes
     first (not where the request names it). ``tops``: how many of the most probable tokens the
-    annotation of each token names, None where no annotations are wanted.
+    annotation of each token names, None where no annotations are wanted; ``scores_prompt``: the
+    prompt's tokens, but for the first, are annotated too.
     """
 
     sampling: SamplingParams
@@ -58,6 +59,11 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     pinned: bool = False
     admit: bool = True
     tops: int | None = None
+    scores_prompt: bool = False
+
+    def first_record(self, prompt_len: int) -> int:
+        """Row position of the first annotation record."""
+        return 0 if self.scores_prompt else prompt_len
 
 
 _encoder = msgspec.msgpack.Encoder()

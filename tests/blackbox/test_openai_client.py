@@ -249,3 +249,22 @@ def test_logprobs_of_a_completion(client):
         for token, offset in zip(found.tokens, found.text_offset, strict=True):
             shown = choice.text[offset : offset + len(token)]
             assert shown in (token, "")  # "": an end that is not shown
+
+
+def test_echo(client):
+    text = "Two and two are"
+    alone = client.completions.create(**completion(text, echo=True, max_tokens=0))
+    assert (alone.choices[0].text, alone.choices[0].finish_reason) == (text, "length")
+    assert alone.usage.completion_tokens == 0
+    plain = client.completions.create(**completion(text)).choices[0].text
+    options = completion(text, echo=True, logprobs=0)
+    (choice,) = client.completions.create(**options).choices
+    assert choice.text == text + plain
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(value <= 0.0 for value in choice.logprobs.token_logprobs[1:])
+    for token, offset in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
+        assert choice.text[offset : offset + len(token)] in (token, "")
+    parts = [c.choices[0] for c in client.completions.create(**options, stream=True)]
+    assert "".join(part.text for part in parts) == choice.text
+    tokens = [token for part in parts for token in part.logprobs.tokens]
+    assert tokens == choice.logprobs.tokens

@@ -73,6 +73,26 @@ def test_the_chosen_token_is_always_named_and_the_best_of_a_name_counts(
     assert json.loads(collected.take())["top_logprobs"] == [{"z": -2.0}]
 
 
+def test_an_echo_has_an_entry_for_each_token_of_the_prompt(tokenizer: Tokenizer) -> None:
+    prompt, tokens = bytewise(tokenizer, "abc"), bytewise(tokenizer, "d")
+    names, text = TokenNames(tokenizer), Detokenizer(tokenizer, [])
+    collected = CompletionLogprobs(names, text, prompt)
+    collected.add_prompt([Annotation(-1.0, [prompt[1]], [-1.0]), Annotation(-2.0, [0], [-0.5])])
+    collected.add(tokens, [Annotation(-3.0, tokens, [-3.0])])
+    found = json.loads(collected.take())
+    assert found["tokens"] == ["a", "b", "c", "d"]
+    assert found["token_logprobs"] == [None, -1.0, -2.0, -3.0]
+    assert found["top_logprobs"][:2] == [None, {"b": -1.0}]
+    assert found["text_offset"] == [0, 1, 2, 3]
+
+
+def test_a_prompt_that_was_not_scored_to_its_end_has_nulls(tokenizer: Tokenizer) -> None:
+    prompt = bytewise(tokenizer, "abc")
+    collected = CompletionLogprobs(TokenNames(tokenizer), Detokenizer(tokenizer, []), prompt)
+    collected.add_prompt([Annotation(-1.0, [], [])])
+    assert json.loads(collected.take())["token_logprobs"] == [None, -1.0, None]
+
+
 @needs_schema
 def test_both_conform(tokenizer: Tokenizer, conforms: Any) -> None:  # noqa: F811
     x, y = bytewise(tokenizer, "xy")

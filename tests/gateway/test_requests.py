@@ -295,7 +295,6 @@ def test_wrong_types_are_named(fields, param):
 UNSUPPORTED = [
     ("use_beam_search", [True]),
     ("prompt_logprobs", [0, 1]),
-    ("echo", [True]),
     ("bad_words", [["x"]]),
     ("allowed_token_ids", [[1]]),
     ("response_format", [{"type": "json_object"}, {"type": "json_schema"}, {}, "text"]),
@@ -310,6 +309,7 @@ UNSUPPORTED = [
     ("structural_tag", [{"x": 1}]),
 ]
 UNSUPPORTED_CHAT = [
+    ("echo", [True]),
     ("chat_template", ["{{ x }}"]),
     ("continue_final_message", [True]),
     ("tools", [[{"type": "function"}]]),
@@ -327,6 +327,14 @@ def test_what_chat_does_not_support_is_refused(name, value):
     error = refusal(parse_chat, {"messages": USER, name: value})
     assert error.param == name
     assert "not supported yet" in error.message
+
+
+def test_an_echo_may_be_the_whole_answer():
+    request = completion(echo=True, max_tokens=0, logprobs=1)
+    assert (request.echo, request.max_tokens, request.logprobs) == (True, 0, 1)
+    assert completion(echo=False) == completion()
+    assert refusal(parse_completion, {"prompt": "x", "max_tokens": 0}).param == "max_tokens"
+    assert refusal(parse_completion, {"prompt": "x", "echo": 1}).param == "echo"
 
 
 def test_logprobs_of_the_two_routes():

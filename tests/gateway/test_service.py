@@ -235,6 +235,19 @@ def test_logprobs_that_can_never_fit_are_refused(folder: Path) -> None:
     assert (refused.value.status, refused.value.param) == (400, "logprobs")
 
 
+def test_an_echo_with_logprobs_scores_the_prompt(service: Service) -> None:
+    def job(**fields: Any) -> Job:
+        (found,) = service.prepare_all(completion(**fields), lambda *_: ListSink())
+        return found
+
+    scored = job(echo=True, logprobs=1, max_tokens=0)
+    assert (scored.limit, scored.pages) == (3, 1)
+    assert decode_params(scored.params).scores_prompt
+    assert not decode_params(job(logprobs=1).params).scores_prompt
+    plain = job(echo=True)
+    assert (plain.pages, decode_params(plain.params).scores_prompt) == (0, False)
+
+
 def test_token_ids_are_used_as_they_are(service: Service) -> None:
     assert list(prepare(service, completion(prompts=[[0, 2, 1]])).prompt_ids) == [0, 2, 1]
 

@@ -294,3 +294,34 @@ def test_a_stream_is_paused_with_its_socket_and_a_body_never() -> None:
         assert choice.paused
 
     play(story())
+
+
+def test_an_echo_comes_with_the_first_text() -> None:
+    async def story() -> None:
+        socket = Socket()
+        one, other = whole(echo=True), stream(socket, echo=True)
+        other.open()
+        for sink in (one, other):
+            choice = sink.choice(0, Prompt([1, 2], "Say: "))
+            choice.usage = lambda: USAGE
+            choice.take(Delta("Hel", [1], [0], None, None))
+            choice.take(Delta("lo", [3], [1], "stop", None))
+        assert json.loads(one.body())["choices"][0]["text"] == "Say: Hello"
+        *parts, _ = events(socket)
+        assert [part["choices"][0]["text"] for part in parts] == ["Say: Hel", "lo"]
+
+    play(story())
+
+
+def test_an_echo_may_be_all_there_is() -> None:
+    async def story() -> None:
+        socket = Socket()
+        sink = stream(socket, echo=True, max_tokens=0)
+        sink.open()
+        choice = sink.choice(0, Prompt([1, 2], "Say: "))
+        choice.take(Delta("", [], [], "length", None))
+        (part, done) = events(socket)
+        assert part["choices"][0]["text"] == "Say: " and done == "[DONE]"
+        assert part["choices"][0]["finish_reason"] == "length"
+
+    play(story())

@@ -110,6 +110,28 @@ def test_logprobs_are_those_of_the_model_that_wrote_the_token(pair, name):
         assert found["token_logprobs"][at] in tops
 
 
+def test_an_echoed_prompt_is_scored_as_a_harness_reads_it(pair):
+    """Twice, because the second finds the prompt in the prefix cache; a batch of several."""
+    prompts = [list(prompt) for prompt in pair.prompts[:6]]
+    body = {"prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
+    for max_tokens in (1, 1, 0):
+        choices = pair.server.post(PATH, body | {"max_tokens": max_tokens})["choices"]
+        for prompt, choice in zip(prompts, choices, strict=True):
+            found = choice["logprobs"]
+            length = len(prompt) + max_tokens
+            assert {len(values) for values in found.values()} == {length}
+            assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+            model = pair.reference.models[SLM]
+            logits = model.net(input_ids=torch.tensor([prompt])).logits[0, :, : model.size].detach()
+            logprobs = torch.log_softmax(logits.double(), dim=-1)
+            for at in range(1, len(prompt)):
+                own, tops = found["token_logprobs"][at], found["top_logprobs"][at].values()
+                assert own == pytest.approx(float(logprobs[at - 1, prompt[at]]), abs=1e-3)
+                assert max(tops) == pytest.approx(float(logprobs[at - 1].max()), abs=1e-3)
+                greedy = int(logprobs[at - 1].argmax()) == prompt[at]
+                assert (own == max(tops)) == greedy
+
+
 def choice_seed(seed: int, number: int) -> int:
     words = seed.to_bytes(8, "little") + number.to_bytes(8, "little")
     digest = hashlib.blake2b(words, digest_size=8).digest()

@@ -70,7 +70,7 @@ class HashRunner:
         self.kv = np.full(pool.num_blocks * BLOCK, -1)
         self.batches: list[list[int]] = []
 
-    def forward(self, inputs: StepInputs) -> ForwardOutput:
+    def forward(self, inputs: StepInputs, also: Any = None) -> ForwardOutput:
         tokens, rows = inputs.num_tokens, inputs.num_rows
         slots = inputs.slots[:tokens]
         assert len(set(slots.tolist())) == tokens, "two tokens in one place"
@@ -78,16 +78,32 @@ class HashRunner:
         assert not any(map(self.pool.is_cached, written)), "others may read what is written"
         self.kv[slots] = inputs.token_ids[:tokens]
         self.batches.append(np.diff(inputs.query_start[: rows + 1]).tolist())
-        logits = torch.zeros(rows, VOCAB)
-        for row in range(rows):
-            token = self.token(self.model, self._held(inputs, row))
+        tokens_after = [
+            self.token(self.model, self._held(inputs, row, int(inputs.kv_len[row])))
+            for row in range(rows)
+        ]
+        further = None if also is None else self._hidden([self._after(inputs, at) for at in also])
+        logits = self.logits(self._hidden(tokens_after))
+        return ForwardOutput(logits=logits, hidden=torch.zeros(rows, 2), also=further)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(len(hidden), VOCAB)
+        for row, token in enumerate(hidden[:, 0].int().tolist()):
             # The second choice is what a banned token leaves.
             logits[row, (token + 1) % VOCAB] = 1.0
             logits[row, token] = 2.0 if token >= 0 else torch.nan
-        return ForwardOutput(logits=logits, hidden=torch.zeros(rows, 2))
+        return logits
 
-    def _held(self, inputs: StepInputs, row: int) -> list[int]:
-        positions = np.arange(inputs.kv_len[row])
+    def _hidden(self, tokens: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([[float(token), 0.0] for token in tokens])
+
+    def _after(self, inputs: StepInputs, at: int) -> int:
+        """What follows the step's token ``at``."""
+        row = int(np.searchsorted(inputs.query_start[: inputs.num_rows + 1], at, "right")) - 1
+        return self.token(self.model, self._held(inputs, row, int(inputs.positions[at]) + 1))
+
+    def _held(self, inputs: StepInputs, row: int, length: int) -> list[int]:
+        positions = np.arange(length)
         blocks = inputs.block_tables[row, positions // BLOCK]
         held: list[int] = self.kv[blocks * BLOCK + positions % BLOCK].tolist()
         return held
@@ -244,6 +260,7 @@ class World:
         admit: bool = True,
         router: Mapping[str, float] | None = None,
         tops: int | None = None,
+        scores_prompt: bool = False,
         **sampling: Any,
     ) -> Slot:
         settings = {"temperature": 0.0, "eos_token_ids": (EOS,)} | sampling
@@ -253,8 +270,10 @@ class World:
             pinned=pinned,
             admit=admit,
             tops=tops,
+            scores_prompt=scores_prompt,
         )
-        pages = 0 if tops is None else pages_for(limit - len(prompt), tops)
+        records = limit - params.first_record(len(prompt))
+        pages = 0 if tops is None else pages_for(records, tops)
         blob = encode_params(params)
         return self.slots.publish(prompt, blob, limit=limit, entry=entry, pages=pages)
 

@@ -36,6 +36,26 @@ def test_an_output_outlives_the_next_step(path):
     assert torch.equal(first.hidden, kept[1])
 
 
+def test_further_tokens_have_the_logits_that_they_have_as_the_last(path):
+    harness = Harness(path)
+    rows = [
+        ([1, 2, 3, 4], 0, harness.table(4)),
+        ([5, 6], 0, harness.table(2)),
+        ([7], 0, harness.table(1)),
+    ]
+    plain = harness.forward(rows)
+    out = harness.runner.forward(harness.step, np.array([0, 2, 4]))
+    assert torch.allclose(out.logits, plain.logits, atol=1e-5)
+    assert torch.allclose(out.hidden, plain.hidden, atol=1e-5)
+    scored = harness.runner.logits(out.also)
+    for row, prefix in enumerate([[1], [1, 2, 3], [5]]):
+        alone = harness.forward([(prefix, 0, harness.table(len(prefix)))])
+        assert torch.allclose(scored[row], alone.logits[0], atol=1e-5)
+    decode = harness.forward([([9], 0, harness.table(1))])
+    both = harness.runner.forward(harness.step, np.array([0]))
+    assert torch.allclose(harness.runner.logits(both.also), decode.logits, atol=1e-5)
+
+
 def test_keys_and_values_are_written_to_the_slots_of_the_step_alone(path):
     harness = Harness(path)
     harness.forward([(list(range(20)), 0, harness.table(20))])

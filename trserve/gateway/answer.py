@@ -33,7 +33,8 @@ def failure(finish: Finish) -> RequestError | None:
 class Delta(NamedTuple):
     """What an answer gained: its text, its token ids, and the model that wrote each.
 
-    ``annotations`` has one entry a token where they were asked for.
+    ``annotations`` has one entry a token where they were asked for, and ``prompt_annotations``,
+    once, one for each token of the prompt but the first.
     """
 
     text: str
@@ -42,6 +43,7 @@ class Delta(NamedTuple):
     finish_reason: str | None
     stop_reason: str | int | None
     annotations: Sequence[Annotation] = ()
+    prompt_annotations: Sequence[Annotation] | None = None
 
 
 class Answer:

@@ -41,6 +41,7 @@ class Generation:
 
     Args:
         book: where the annotations of its tokens are, if it asked for them.
+        scores_prompt: whether the prompt's are there too.
 
     Attributes:
         ended: nothing more will be given to the sink.
@@ -57,6 +58,7 @@ class Generation:
         sink: Sink,
         model_names: Sequence[str],
         book: AnnotationBook | None = None,
+        scores_prompt: bool = False,
     ) -> None:
         self._slab = slab
         self._position = prompt_tokens
@@ -66,6 +68,7 @@ class Generation:
         self._sink = sink
         self._names = model_names
         self._book = book
+        self._scores_prompt = scores_prompt
         sink.usage = self.usage
         self._handoffs = 0
         self._pending_ns = 0
@@ -94,10 +97,23 @@ class Generation:
             self.ended = True
             self._pending_ns = self._extras(baton).pending_ns
         if self._book is not None:
-            count = len(delta.token_ids)  # no overshoot
-            delta = delta._replace(annotations=self._book.read(start, start + count))
+            delta = self._annotated(delta, start)
         if tokens or self.ended:
             self._sink.take(delta)
+
+    def _annotated(self, delta: Delta, start: int) -> Delta:
+        """``delta``, whose tokens stand from row position ``start`` on, with its annotations.
+
+        Before anything is committed the whole prompt has been scored; only an abort may end it
+        sooner.
+        """
+        assert self._book is not None
+        count = len(delta.token_ids)  # no overshoot
+        delta = delta._replace(annotations=self._book.read(start, start + count))
+        if not self._scores_prompt or not (count or self.ended):
+            return delta
+        self._scores_prompt = False
+        return delta._replace(prompt_annotations=self._book.read(1, self._book.scored))
 
     def fail(self, error: RequestError) -> None:
         """End with ``error``."""

@@ -7,6 +7,7 @@ are those of the raw distribution over the tokenizer's ids, always finite.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
 import orjson
@@ -56,6 +57,10 @@ class ChatLogprobs:
             entry["top_logprobs"] = [self._entry(*top) for top in tops]
             self._content.append(entry)
 
+    def add_prompt(self, annotations: Sequence[Annotation]) -> None:
+        """A chat never repeats its prompt."""
+        raise AssertionError("echo is no parameter of a chat")
+
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self._names.bytes_of(token)
         return {"token": self._names.name(token), "logprob": logprob, "bytes": list(raw)}
@@ -74,10 +79,14 @@ class CompletionLogprobs:
 
     Args:
         detokenizer: a fresh one, for the text of the same choice.
+        echoed: the prompt's ids, if the text begins with the prompt.
     """
 
-    def __init__(self, names: TokenNames, detokenizer: Detokenizer) -> None:
+    def __init__(
+        self, names: TokenNames, detokenizer: Detokenizer, echoed: Sequence[int] = ()
+    ) -> None:
         self._names = names
+        self._echoed = echoed
         self._detokenizer = detokenizer
         self._offset = 0
         self._clear()
@@ -92,6 +101,14 @@ class CompletionLogprobs:
         """Take in what was committed."""
         for token, annotation in zip(tokens, annotations, strict=True):
             self._add(token, annotation.logprob, self._top(token, annotation))
+
+    def add_prompt(self, annotations: Sequence[Annotation]) -> None:
+        """Take in the prompt's tokens but the first, which follows nothing and has no value."""
+        for token, annotation in zip_longest(self._echoed, chain([None], annotations)):
+            if annotation is None:
+                self._add(token, None, None)
+            else:
+                self._add(token, annotation.logprob, self._top(token, annotation))
 
     def _add(self, token: int, logprob: float | None, tops: dict[str, float] | None) -> None:
         self._tokens.append(self._names.name(token))

@@ -62,7 +62,6 @@ class Body(msgspec.Struct, kw_only=True):
     # Not supported: any value is read, and all but the ones that change nothing are refused.
     use_beam_search: Any = None
     prompt_logprobs: Any = None
-    echo: Any = None
     bad_words: Any = None
     allowed_token_ids: Any = None
     response_format: Any = None
@@ -89,6 +88,7 @@ class ChatBody(Body, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Number = None
     # Not supported, as above.
+    echo: Any = None
     chat_template: Any = None
     continue_final_message: Any = None
 
@@ -96,6 +96,7 @@ class ChatBody(Body, kw_only=True):
 class CompletionBody(Body, kw_only=True):
     prompt: Any = None
     logprobs: Number = None
+    echo: bool | None = None
 
 
 _B = TypeVar("_B", bound=Body)
@@ -182,7 +183,6 @@ def _is_text_format(value: Any) -> bool:
 _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "use_beam_search": (_is_empty, "false"),
     "prompt_logprobs": (_is_empty, "null"),
-    "echo": (_is_empty, "false"),
     "bad_words": (_is_empty, "null"),
     "allowed_token_ids": (_is_empty, "null"),
     "response_format": (_is_text_format, '{"type": "text"}'),
@@ -197,6 +197,7 @@ _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "structural_tag": (_is_empty, "null"),
 }
 _UNSUPPORTED_CHAT = _UNSUPPORTED | {
+    "echo": (_is_empty, "false"),
     "chat_template": (_is_empty, "null"),
     "continue_final_message": (_is_empty, "false"),
 }

@@ -126,11 +126,14 @@ def parse_chat(body: bytes) -> GenerationRequest:
 def parse_completion(body: bytes) -> GenerationRequest:
     """The request in a body of /v1/completions; RequestError if it is not one."""
     fields = read_completion_body(body)
-    max_tokens = integer("max_tokens", fields.max_tokens, 1, INT64_MAX)
+    echo = flag(fields.echo)
+    # An answer may be the prompt alone.
+    max_tokens = integer("max_tokens", fields.max_tokens, 0 if echo else 1, INT64_MAX)
     request = GenerationRequest(
         kind="completion",
         prompts=prompts(fields.prompt),
         logprobs=top_logprobs("logprobs", fields.logprobs),
+        echo=echo,
         add_special_tokens=flag(fields.add_special_tokens, default=True),
         max_tokens=COMPLETION_MAX_TOKENS if max_tokens is None else max_tokens,
         **_common(fields),

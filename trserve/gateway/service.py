@@ -107,6 +107,8 @@ class Service:
         """
         if request.num_choices != 1:
             raise RequestError("one prompt with n = 1 is answered here", param="n")
+        if request.echo:
+            raise RequestError("echo is for responses over HTTP; leave it out", param="echo")
         (job,) = self.prepare_all(request, lambda *_: sink)
         return job
 
@@ -149,14 +151,16 @@ class Service:
             pinned=placement.pinned,
             admit=placement.admit,
             tops=self._tops(request),
+            scores_prompt=request.echo and request.logprobs is not None,
         )
+        records = limit - params.first_record(length)
         return Job(
             prompt_ids=prompt.ids,
             params=encode_params(params),
             limit=limit,
             entry=placement.entry,
             start=self._starter(request, prompt.ids, seed, params, sink),
-            pages=0 if params.tops is None else pages_for(limit - length, params.tops),
+            pages=0 if params.tops is None else pages_for(records, params.tops),
         )
 
     def _tops(self, request: GenerationRequest) -> int | None:
@@ -183,7 +187,9 @@ class Service:
         if request.kind == "chat":
             return lambda _: ChatLogprobs(names)
         return lambda prompt: CompletionLogprobs(
-            names, self._detokenizer(request, () if request.echo else prompt.ids)
+            names,
+            self._detokenizer(request, () if request.echo else prompt.ids),
+            prompt.ids if request.echo else (),
         )
 
     def _detokenizer(self, request: GenerationRequest, context: Sequence[int]) -> Detokenizer:
@@ -295,9 +301,8 @@ class Service:
         def start(slot: Slot) -> Generation:
             book = None
             if params.tops is not None:
-                book = AnnotationBook(
-                    self._slab, slot.index, first=len(prompt_ids), tops=params.tops
-                )
+                first = params.first_record(len(prompt_ids))
+                book = AnnotationBook(self._slab, slot.index, first=first, tops=params.tops)
             return Generation(
                 slab=self._slab,
                 slot=slot,
@@ -307,6 +312,7 @@ class Service:
                 sink=sink,
                 model_names=self.model_names,
                 book=book,
+                scores_prompt=params.scores_prompt,
             )
 
         return start

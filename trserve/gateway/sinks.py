@@ -91,6 +91,8 @@ class Members:
         self._token_ids += delta.token_ids
         self._sources += delta.sources
         if self._logprobs is not None:
+            if delta.prompt_annotations is not None:
+                self._logprobs.add_prompt(delta.prompt_annotations)
             self._logprobs.add(delta.token_ids, delta.annotations)
 
     def take(self) -> tuple[bytes | None, bytes]:
@@ -108,7 +110,7 @@ class WholeChoice:
     def __init__(self, sink: WholeSink, prompt: Prompt) -> None:
         self.usage: Callable[[], dict[str, Any]] = dict
         self._sink = sink
-        self._texts: list[str] = []
+        self._texts = [prompt.text] if sink.request.echo else []
         self._members = sink.extras.collect(prompt)
         self._last: Delta | None = None
 
@@ -190,6 +192,7 @@ class StreamChoice:
         self._members = sink.extras.collect(prompt)
         self._continuous_usage = sink.request.continuous_usage_stats
         self._first = True
+        self._echo = prompt.text if sink.request.echo else ""
 
     @property
     def paused(self) -> bool:
@@ -204,7 +207,7 @@ class StreamChoice:
             return
         extra, logprobs = _NOTHING if self._members is None else self._members.take()
         event = self._format.delta(
-            delta.text,
+            self._echo + delta.text if self._first else delta.text,
             first=self._first,
             finish_reason=delta.finish_reason,  # type: ignore[arg-type]
             stop_reason=delta.stop_reason,

@@ -73,7 +73,7 @@ class SlotTable:
         """Fill a free slot and hand its baton to the worker ``entry``.
 
         Args:
-            prompt_ids: the prompt; shorter than ``limit``.
+            prompt_ids: the prompt; no longer than ``limit``.
             params: the encoded parameters.
             limit: the longest that the row may get, prompt included.
             pages: annotation pages that it needs; at most ``Layout.pages_per_request``.
@@ -110,6 +110,7 @@ class SlotTable:
         if pages:
             held = self._pages[slot] = [self._free_pages.pop() for _ in range(pages)]
             slab.page_table[slot, :pages] = held
+            slab.pages[held[0], 0] = 0  # nothing of the prompt is scored
         now = time.monotonic_ns()
         write_extras(slab.extras(slot, 0), Extras(now, 0, empty=False, length=length))
         self._outbox.store_baton(slot, pack(length, entry, SlotState.LIVE, Finish.NONE, 0, 0))

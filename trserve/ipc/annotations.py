@@ -6,7 +6,9 @@ record before the store that commits the token, so a reader that saw the word se
 that it covers. Knows nothing of logits, text or JSON.
 
 A record is one int32 or float32 word after the other: the token's own log probability, then the
-``tops`` most probable ids, then their log probabilities. No record spans two pages.
+``tops`` most probable ids, then their log probabilities. No record spans two pages. The token at
+row position 0 follows nothing and has none of this: where a prompt is scored, the first word of
+its record counts the positions that are done.
 """
 
 from __future__ import annotations
@@ -61,6 +63,15 @@ class AnnotationBook:
         self._floats[page, start] = logprob
         self._ints[page, ids:values] = top_ids
         self._floats[page, values:end] = top_logprobs
+
+    @property
+    def scored(self) -> int:
+        """Prompt positions that are done, the first included; 0 before the first chunk."""
+        return int(self._ints[self._place(0)])
+
+    @scored.setter
+    def scored(self, count: int) -> None:
+        self._ints[self._place(0)] = count
 
     def read(self, start: int, stop: int) -> list[Annotation]:
         """The records of the row positions ``start`` to ``stop``, which are committed."""

@@ -140,6 +140,20 @@ class Request:
         """Committed output tokens."""
         return self.length - self.prompt_len
 
+    @property
+    def full(self) -> bool:
+        """Whether the row is as long as it may get."""
+        return self.length >= self.limit
+
+    @property
+    def needs_scoring(self) -> bool:
+        """Whether log probabilities of the prompt are wanted and not all written yet."""
+        return (
+            self.book is not None
+            and self.params.scores_prompt
+            and max(1, self.book.scored) < self.prompt_len
+        )
+
     def token_bytes(self, start: int, stop: int) -> bytes:
         """The committed tokens from ``start`` to ``stop``, int32."""
         return self._row[start:stop].tobytes()

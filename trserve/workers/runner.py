@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trserve.models.attention import PagedAttention
 from trserve.models.decoder import Decoder
@@ -20,11 +22,13 @@ class ForwardOutput:
     """What a step computed, by row.
 
     ``logits`` is [B, vocab_size] raw float32, columns past the tokenizer at minus infinity;
-    ``hidden`` is [B, hidden_size] float32, after the final norm, of each row's last token.
+    ``hidden`` is [B, hidden_size] float32, after the final norm, of each row's last token;
+    ``also`` [K, hidden_size] the same of the further tokens that were asked for.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor
+    also: torch.Tensor | None = None
 
 
 class TorchRunner:
@@ -43,10 +47,11 @@ class TorchRunner:
         self._inputs: _InputViews | None = None
 
     @torch.inference_mode()
-    def forward(self, step: StepInputs) -> ForwardOutput:
+    def forward(self, step: StepInputs, also: NDArray[np.int64] | None = None) -> ForwardOutput:
         """Compute ``step``: its KV is stored, and the logits after each row's last token returned.
 
-        A row is independent of the others: NaNs of one row never reach another.
+        ``also`` names further tokens of the step, by index, whose hidden states are wanted. A row
+        is independent of the others: NaNs of one row never reach another.
         """
         inputs = self._inputs
         if inputs is None or inputs.step is not step:
@@ -55,15 +60,25 @@ class TorchRunner:
         buffers = self.decoder.buffers(tokens)
         self._attention.plan(step, inputs.slots[:tokens], buffers.qkv, buffers.attended)
         length = int(step.kv_len[:rows].max())
+        last = None if step.decode_only else inputs.query_start[1 : rows + 1] - 1
+        if also is not None:
+            last = torch.cat((inputs.query_start[1 : rows + 1] - 1, torch.from_numpy(also)))
         hidden = self.decoder.forward(
             inputs.token_ids[:tokens],
             inputs.positions[:tokens],
             length,
             self._attention,
-            None if step.decode_only else inputs.query_start[1 : rows + 1] - 1,
+            last,
         )
-        logits = self._head(hidden.to(self.decoder.dtype)).float()
-        return ForwardOutput(logits=logits, hidden=hidden)
+        further = None
+        if also is not None:
+            hidden, further = hidden[:rows], hidden[rows:]
+        return ForwardOutput(logits=self.logits(hidden), hidden=hidden, also=further)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Raw logits of hidden states after the final norm; shapes as in :class:`ForwardOutput`."""
+        return self._head(hidden.to(self.decoder.dtype)).float()
 
 
 class _InputViews:

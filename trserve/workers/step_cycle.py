@@ -21,6 +21,7 @@ from trserve.router_lib.base import StepResult
 from trserve.sched.batching import choose_step
 from trserve.workers.logprobs import Wanted, write_logprobs
 from trserve.workers.memory import Plan, fit_to_memory
+from trserve.workers.prompt_scoring import PromptScores
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
 from trserve.workers.row_sampling import row_sampling
@@ -84,8 +85,9 @@ class StepCycle:
     def arrive(self, request: Request) -> None:
         """Take in a request whose baton just came: the router's ``receive`` and ``admit``."""
         if request.params.tops is not None and request.book is None:
+            first = request.params.first_record(request.prompt_len)
             request.book = AnnotationBook(
-                self._slab, request.slot, first=request.prompt_len, tops=request.params.tops
+                self._slab, request.slot, first=first, tops=request.params.tops
             )
         if not self._routing.receive(request):
             self._table.finish(request, Finish.ROUTER_ERROR)
@@ -132,7 +134,7 @@ class StepCycle:
 
     def _run_plan(self, plan: Plan) -> None:
         self._fill_inputs(plan)
-        output = self._runner.forward(self._inputs)
+        output = self._forward(plan)
         self._words[_STEPS] += 1
         due: list[int] = []
         prefill: list[bool] = []
@@ -147,6 +149,17 @@ class StepCycle:
         if due:
             requests = [plan[row][0] for row in due]
             self._decide(requests, _rows(output, due, len(plan)), prefill)
+
+    def _forward(self, plan: Plan) -> ForwardOutput:
+        if all(request.book is None for request, _ in plan):
+            return self._runner.forward(self._inputs)
+        scores = PromptScores(plan)
+        if not len(scores.tokens):
+            return self._runner.forward(self._inputs)
+        output = self._runner.forward(self._inputs, scores.tokens)
+        assert output.also is not None
+        scores.write(output.also, self._runner)
+        return output
 
     def _fill_inputs(self, plan: Plan) -> None:
         inputs, rows = self._inputs, self._slab.tokens
@@ -178,7 +191,8 @@ class StepCycle:
     ) -> None:
         """Write the records of the sampled tokens; they count once the tokens are committed."""
         rows = [row for row, request in enumerate(requests) if request.book is not None]
-        rows = [row for row in rows if sampled[row] >= 0] if rows else rows
+        if rows:  # neither what is not finite nor what is past the end of the last page
+            rows = [row for row in rows if sampled[row] >= 0 and not requests[row].full]
         if rows:
             wanted = [wanted_record(requests[row], int(sampled[row])) for row in rows]
             write_logprobs(output.logits[rows].numpy(), wanted)
@@ -205,6 +219,8 @@ class StepCycle:
     def _apply(self, request: Request, token: int, destination: int | None) -> None:
         if token < 0:
             self._table.finish(request, Finish.NUMERIC_ERROR)
+        elif request.full:
+            self._table.finish(request, Finish.LENGTH)  # nothing was wanted but its prompt
         elif request.pinned or destination == 0:
             self._commit_and_stay(request, token)
         elif destination is None:
@@ -257,4 +273,4 @@ def _end(request: Request, token: int) -> Finish | None:
     """Whether the token just committed ends the request."""
     if token in request.stop_ids:
         return Finish.STOP
-    return Finish.LENGTH if request.length >= request.limit else None
+    return Finish.LENGTH if request.full else None

@@ -221,7 +221,8 @@ class RequestTable:
         pool, taken = self.pool, list[Request]()
         coming: set[int] = set()
         for request in self.runnable.values():
-            waits = request.state is State.WAITING
+            # Whoever wants the whole prompt scored must compute all of it.
+            waits = request.state is State.WAITING and not request.needs_scoring
             if waits:
                 pool.match(request)
             hashed = pool.next_hash(request)
