@@ -194,6 +194,17 @@ def test_prompts_that_begin_otherwise_do_not_wait() -> None:
         assert w.workers[0].runner.batches == [[10, 10], [2, 2]]
 
 
+def test_nobody_waits_for_one_that_gets_no_blocks() -> None:
+    with world(slots=4, num_blocks=8, token=endless) as w:
+        old = w.submit([1] * 17, limit=24)
+        w.workers[0].turn()
+        large, small = w.submit([3] * 24, limit=26), w.submit([3] * 5, limit=6)
+        w.run(small)
+        assert w.baton(old).state is SlotState.LIVE
+        assert w.baton(large).length == 24
+        w.run(old, large)
+
+
 def test_who_waits_for_an_aborted_one_goes_on_alone() -> None:
     with world(slots=4, token=endless, max_tokens=8) as w:
         first, second = (w.submit([1] * 24 + [n], limit=26) for n in range(2))

@@ -184,7 +184,7 @@ class BlockPool:
 
         A block that another request has cached meanwhile replaces the request's own, so that a
         request's blocks are cached from the first on without a gap, and each block's parent is
-        held by whoever holds the block.
+        held by whoever holds the block. The own one is free at once: no step is in flight here.
         """
         cache = self._cache
         if cache is None:

@@ -80,6 +80,7 @@ class StepCycle:
         self._inputs = inputs
         self._limits = limits
         self._words = slab.workers[index].words
+        self._short_of_blocks = False
         table.on_arrival = self.arrive
 
     def arrive(self, request: Request) -> None:
@@ -121,12 +122,14 @@ class StepCycle:
 
     def _step(self, now_ns: int) -> None:
         wanted = choose_step(
-            self._table.candidates(),
+            self._table.candidates(all_of_them=self._short_of_blocks),
             max_rows=self._limits.max_rows,
             max_tokens=self._limits.max_tokens,
             now_ns=now_ns,
         )
         plan, too_large = fit_to_memory(wanted, self._table)
+        # Then whoever is to compute a prefix for others may not come to it for long.
+        self._short_of_blocks = len(plan) < len(wanted)
         if too_large is not None:
             self._table.finish(too_large, Finish.LENGTH)
         if plan:

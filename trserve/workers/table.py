@@ -208,13 +208,14 @@ class RequestTable:
 
     # -- KV ----------------------------------------------------------------------------------
 
-    def candidates(self) -> Iterable[Request]:
+    def candidates(self, *, all_of_them: bool) -> Iterable[Request]:
         """The runnable requests that a step may take, oldest first.
 
         Those that wait are given what the prefix cache has of their rows, before each step until
-        they start. Left out are those whose next block an older one is about to compute: of many
-        prompts that begin alike and come at once (or of the choices of one request), one computes
-        the beginning and the others find it. The oldest is never left out.
+        they start. Left out are, unless ``all_of_them`` are wanted, those whose next block an
+        older one is about to compute: of many prompts that begin alike and come at once (or of
+        the choices of one request), one computes the beginning and the others find it. The oldest
+        is never left out.
         """
         if not self.waiting:
             return self.runnable.values()
@@ -227,7 +228,7 @@ class RequestTable:
                 pool.match(request)
             hashed = pool.next_hash(request)
             if hashed is not None:
-                if waits and hashed in coming:
+                if waits and hashed in coming and not all_of_them:
                     continue
                 coming.add(hashed)
             taken.append(request)
