@@ -84,6 +84,16 @@ def test_a_prompt_alone_is_an_answer(length: int, tops: int) -> None:
         w.check_nothing_held()
 
 
+def test_logits_that_are_not_finite_end_a_prompt_too() -> None:
+    with world(slots=2, workers=1, token=lambda model, row: -1 if row[0] == 9 else 5) as w:
+        bad = w.submit([9, 9], limit=2, tops=3, scores_prompt=True)
+        good = w.submit([8, 8], limit=2, tops=3, scores_prompt=True)
+        w.run(bad, good)
+        assert w.outcome(bad).finish is Finish.NUMERIC_ERROR
+        assert w.outcome(good).finish is Finish.LENGTH
+        w.check_nothing_held()
+
+
 def test_pages_are_clean_for_the_next_request() -> None:
     with world(slots=1, workers=1) as w:
         for prompt in ([1, 2, 3, 4, 5, 6], [7, 8]):

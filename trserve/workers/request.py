@@ -31,7 +31,8 @@ class Request:
         pinned: whether the request never leaves this worker, whatever the router says.
         adjustment: its biases and penalties, or None where it has none.
         book: where the annotations of its tokens go, or None where none are wanted.
-        end_ids: tokens that ``min_tokens`` keeps away; stop_ids: those that end the request.
+        end_ids: tokens that ``min_tokens`` keeps away while the row is shorter than ``min_length``;
+            stop_ids: those that end the request.
         visible: tokens of the row that a router may see (committed, plus one just sampled).
     """
 
@@ -51,6 +52,7 @@ class Request:
         "last_store_ns",
         "length",
         "limit",
+        "min_length",
         "num_blocks",
         "num_cached",
         "num_computed",
@@ -90,6 +92,7 @@ class Request:
         self.book: AnnotationBook | None = None
         self.prompt_len = prompt_len
         self.limit = limit
+        self.min_length = prompt_len + self.sampling.min_tokens
         self._row = row
         self.block_table = block_table
         self.num_blocks = 0

@@ -23,7 +23,7 @@ def row_sampling(requests: Sequence[Request]) -> RowSampling:
         banned=[
             (row, request.end_ids)
             for row, request in enumerate(requests)
-            if request.num_generated < request.sampling.min_tokens
+            if request.length < request.min_length
         ],
         adjustments=[
             (row, request.adjustment.advance(request.token_ids[: request.length]))

@@ -81,6 +81,7 @@ class StepCycle:
         self._limits = limits
         self._words = slab.workers[index].words
         self._short_of_blocks = False
+        self._annotated: list[Request] = []  # those with a book that were not over at a step
         table.on_arrival = self.arrive
 
     def arrive(self, request: Request) -> None:
@@ -90,6 +91,7 @@ class StepCycle:
             request.book = AnnotationBook(
                 self._slab, request.slot, first=first, tops=request.params.tops
             )
+            self._annotated.append(request)
         if not self._routing.receive(request):
             self._table.finish(request, Finish.ROUTER_ERROR)
         elif request.hop == 0 and request.params.admit and self._routing.asks_admit:
@@ -140,11 +142,16 @@ class StepCycle:
         output = self._forward(plan)
         self._words[_STEPS] += 1
         due: list[int] = []
+        over: list[int] = []
         prefill: list[bool] = []
         for row, (request, tokens) in enumerate(plan):
             if tokens == request.remaining:
-                due.append(row)
-                prefill.append(request.num_computed < request.prompt_len)
+                prefills = request.num_computed < request.prompt_len
+                if prefills and request.full:
+                    over.append(row)
+                else:
+                    due.append(row)
+                    prefill.append(prefills)
             if request.state is State.WAITING:
                 self._table.start(request)
             request.num_computed += tokens
@@ -152,9 +159,17 @@ class StepCycle:
         if due:
             requests = [plan[row][0] for row in due]
             self._decide(requests, _rows(output, due, len(plan)), prefill)
+        for row in over:
+            self._end_prompt(plan[row][0], output.logits[row])
+
+    def _end_prompt(self, request: Request, logits: torch.Tensor) -> None:
+        """End a request that wanted nothing but its prompt."""
+        sound = bool(torch.isfinite(logits.max()))
+        self._table.finish(request, Finish.LENGTH if sound else Finish.NUMERIC_ERROR)
 
     def _forward(self, plan: Plan) -> ForwardOutput:
-        if all(request.book is None for request, _ in plan):
+        self._annotated = [request for request in self._annotated if not request.finished]
+        if not self._annotated:
             return self._runner.forward(self._inputs)
         scores = PromptScores(plan)
         if not len(scores.tokens):
@@ -176,7 +191,8 @@ class StepCycle:
     ) -> None:
         sampled = self._sampler.sample(output.logits, row_sampling(requests))
         self._show_sampled(requests, sampled)
-        self._annotate(requests, output, sampled)
+        if self._annotated:
+            self._annotate(requests, output, sampled)
         destinations = self._destinations(requests, output, sampled, prefill)
         tokens = sampled.tolist()
         for request, token, destination in zip(requests, tokens, destinations, strict=True):
@@ -194,8 +210,7 @@ class StepCycle:
     ) -> None:
         """Write the records of the sampled tokens; they count once the tokens are committed."""
         rows = [row for row, request in enumerate(requests) if request.book is not None]
-        if rows:  # neither what is not finite nor what is past the end of the last page
-            rows = [row for row in rows if sampled[row] >= 0 and not requests[row].full]
+        rows = [row for row in rows if sampled[row] >= 0]
         if rows:
             wanted = [wanted_record(requests[row], int(sampled[row])) for row in rows]
             write_logprobs(output.logits[rows].numpy(), wanted)
@@ -222,8 +237,6 @@ class StepCycle:
     def _apply(self, request: Request, token: int, destination: int | None) -> None:
         if token < 0:
             self._table.finish(request, Finish.NUMERIC_ERROR)
-        elif request.full:
-            self._table.finish(request, Finish.LENGTH)  # nothing was wanted but its prompt
         elif request.pinned or destination == 0:
             self._commit_and_stay(request, token)
         elif destination is None:
@@ -276,4 +289,4 @@ def _end(request: Request, token: int) -> Finish | None:
     """Whether the token just committed ends the request."""
     if token in request.stop_ids:
         return Finish.STOP
-    return Finish.LENGTH if request.full else None
+    return Finish.LENGTH if request.length >= request.limit else None
