@@ -32,6 +32,7 @@ from trserve.ipc.control import GATEWAY_IDENTITY, ControlClient, Message
 from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import RingProducer
 from trserve.ipc.slab import Slab
+from trserve.params import SamplingDefaults
 from trserve.plan import make_plan
 
 START_TIMEOUT_S: Final = 600.0
@@ -153,7 +154,7 @@ class Engine:
                 self._call(self._abandon, sink)
 
     def _begin(self, prompt: Prompt, options: Mapping[str, Any]) -> _Collector:
-        request = _request(prompt, options)
+        request = _request(prompt, options, self._plan.sampling_defaults)
         sink = _Collector()
         self._submit(self._start(request, sink)).result()
         return sink
@@ -305,7 +306,9 @@ def _is_many(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Sequence[Prompt]]:
     return not prompts or not isinstance(prompts[0], int | Mapping)
 
 
-def _request(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
+def _request(
+    prompt: Prompt, options: Mapping[str, Any], defaults: SamplingDefaults
+) -> GenerationRequest:
     """The request as HTTP would have it, so that both are checked by the same code."""
     is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
     body_type = ChatBody if is_chat else CompletionBody
@@ -313,4 +316,4 @@ def _request(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
     if unknown:
         raise RequestError(f"unknown option {unknown[0]!r}", param=unknown[0])
     body = orjson.dumps({"messages" if is_chat else "prompt": prompt, **options})
-    return parse_chat(body) if is_chat else parse_completion(body)
+    return parse_chat(body, defaults) if is_chat else parse_completion(body, defaults)

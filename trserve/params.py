@@ -14,6 +14,16 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: argmax, and nothing is divided by the temperature."""
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request that names none of these gets; a checkpoint may suggest others."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are chosen and when a request ends.
 

@@ -21,6 +21,8 @@ from trserve.ipc.layout import Layout
 from trserve.ipc.slab import available_memory
 from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
 from trserve.models.fit import check_weights_fit
+from trserve.models.generation_defaults import read_sampling_defaults
+from trserve.params import SamplingDefaults
 from trserve.router_lib.parameters import check_values
 from trserve.router_lib.registry import RouterEntry, describe
 
@@ -57,6 +59,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     own_tokenizer: bool = True
     tokenizer_size: int
     eos_token_ids: list[int]
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
     served_names: list[str]
     slots: int
     row_tokens: int
@@ -109,6 +112,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         own_tokenizer=models[0].own_tokenizer,
         tokenizer_size=tokenizer.size,
         eos_token_ids=sorted(eos | set(tokenizer.eos_token_ids)),
+        sampling_defaults=read_sampling_defaults(models[0].path),
         served_names=list(config.endpoint.served_model_name),
         slots=config.engine.max_requests,
         row_tokens=max(lengths),

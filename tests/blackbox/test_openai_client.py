@@ -268,3 +268,10 @@ def test_echo(client):
     assert "".join(part.text for part in parts) == choice.text
     tokens = [token for part in parts for token in part.logprobs.tokens]
     assert tokens == choice.logprobs.tokens
+
+
+def test_the_embedded_pair_is_greedy_unless_asked_otherwise(client):
+    asked = {key: value for key, value in chat(QUESTIONS[0]).items() if key != "temperature"}
+    texts = {client.chat.completions.create(**asked).choices[0].message.content for _ in range(3)}
+    greedy = client.chat.completions.create(**asked, temperature=0)
+    assert texts == {greedy.choices[0].message.content}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trserve.errors import RequestError
 from trserve.gateway.requests import GenerationRequest, parse_chat, parse_completion
+from trserve.params import SamplingDefaults
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -532,3 +533,12 @@ def test_random_bytes_parse_or_are_refused(body):
             parse(body)
         except RequestError as refused:
             assert refused.status == 400
+
+
+def test_defaults_of_the_checkpoint_count_where_the_request_is_silent() -> None:
+    defaults = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1)
+    silent = parse_completion(b'{"prompt": "x"}', defaults)
+    assert (silent.temperature, silent.top_p, silent.top_k, silent.min_p) == (0.6, 0.9, 20, 0.1)
+    body = b'{"prompt": "x", "temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}'
+    spoken = parse_completion(body, defaults)
+    assert (spoken.temperature, spoken.top_p, spoken.top_k, spoken.min_p) == (1.0, 1.0, 0, 0.0)

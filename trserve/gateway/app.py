@@ -149,10 +149,14 @@ class App:
     # -- generation --------------------------------------------------------------------------
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate(parse_chat(await self._body(receive)), scope, send)
+        await self._generate(
+            parse_chat(await self._body(receive), self._service.defaults), scope, send
+        )
 
     async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate(parse_completion(await self._body(receive)), scope, send)
+        await self._generate(
+            parse_completion(await self._body(receive), self._service.defaults), scope, send
+        )
 
     async def _body(self, receive: Receive) -> bytes:
         if self.phase is not Phase.SERVING:

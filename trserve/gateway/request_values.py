@@ -13,6 +13,7 @@ import msgspec
 from trserve.errors import RequestError
 from trserve.gateway.request_body import MAX_NAME, Body, ChatBody, type_error
 from trserve.ipc.layout import MAX_TOPS
+from trserve.params import SamplingDefaults
 
 MAX_PROMPTS = 4096
 MAX_STOPS = 64
@@ -83,19 +84,21 @@ def _stop_token_ids(ids: list[int | float] | None) -> list[int]:
     return [value for value in checked if value is not None]
 
 
-def sampling(fields: Body) -> dict[str, Any]:
+def sampling(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
     """How tokens are chosen and an answer ends, by the names of ``GenerationRequest``."""
     top_k = integer("top_k", fields.top_k, -1, INT64_MAX)
     min_tokens = integer("min_tokens", fields.min_tokens, 0, INT64_MAX)
     # Workers compute in float32, where a smaller top_p would round to 0 and a larger temperature
     # to infinity; both mean the same at these limits.
-    top_p = real("top_p", fields.top_p, 0.0, 1.0, default=1.0, above=True)
+    top_p = real("top_p", fields.top_p, 0.0, 1.0, default=defaults.top_p, above=True)
     return {
-        "temperature": real("temperature", fields.temperature, 0.0, _FLOAT32_MAX, default=1.0),
+        "temperature": real(
+            "temperature", fields.temperature, 0.0, _FLOAT32_MAX, default=defaults.temperature
+        ),
         "top_p": max(top_p, _FLOAT32_TINY),
-        "top_k": max(top_k or 0, 0),
-        "min_p": real("min_p", fields.min_p, 0.0, 1.0, default=0.0),
-        **_penalties(fields),
+        "top_k": defaults.top_k if top_k is None else max(top_k, 0),
+        "min_p": real("min_p", fields.min_p, 0.0, 1.0, default=defaults.min_p),
+        **_penalties(fields, defaults.repetition_penalty),
         "seed": integer("seed", fields.seed, -INT64_MAX - 1, INT64_MAX),
         "min_tokens": min_tokens or 0,
         "ignore_eos": flag(fields.ignore_eos),
@@ -107,9 +110,11 @@ def sampling(fields: Body) -> dict[str, Any]:
     }
 
 
-def _penalties(fields: Body) -> dict[str, Any]:
+def _penalties(fields: Body, repetition_default: float) -> dict[str, Any]:
     low, high = REPETITION_PENALTIES
-    repetition = real("repetition_penalty", fields.repetition_penalty, low, high, default=1.0)
+    repetition = real(
+        "repetition_penalty", fields.repetition_penalty, low, high, default=repetition_default
+    )
     return {
         "repetition_penalty": repetition,
         "presence_penalty": _penalty("presence_penalty", fields.presence_penalty),

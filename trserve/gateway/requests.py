@@ -35,8 +35,10 @@ from trserve.gateway.request_values import (
     sampling,
     top_logprobs,
 )
+from trserve.params import SamplingDefaults
 
 MAX_ROUTER_PARAMS = 64
+PLAIN_DEFAULTS = SamplingDefaults()
 COMPLETION_MAX_TOKENS = 16
 """``max_tokens`` of /v1/completions where the client gave none, as OpenAI documents it."""
 
@@ -107,7 +109,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         return self.n * max(1, len(self.prompts))
 
 
-def parse_chat(body: bytes) -> GenerationRequest:
+def parse_chat(body: bytes, defaults: SamplingDefaults = PLAIN_DEFAULTS) -> GenerationRequest:
     """The request in a body of /v1/chat/completions; RequestError if it is not one."""
     fields = read_chat_body(body)
     request = GenerationRequest(
@@ -118,12 +120,12 @@ def parse_chat(body: bytes) -> GenerationRequest:
         add_special_tokens=flag(fields.add_special_tokens),
         max_tokens=_chat_max_tokens(fields),
         logprobs=chat_logprobs(fields),
-        **_common(fields),
+        **_common(fields, defaults),
     )
     return _consistent(request)
 
 
-def parse_completion(body: bytes) -> GenerationRequest:
+def parse_completion(body: bytes, defaults: SamplingDefaults = PLAIN_DEFAULTS) -> GenerationRequest:
     """The request in a body of /v1/completions; RequestError if it is not one."""
     fields = read_completion_body(body)
     echo = flag(fields.echo)
@@ -136,7 +138,7 @@ def parse_completion(body: bytes) -> GenerationRequest:
         echo=echo,
         add_special_tokens=flag(fields.add_special_tokens, default=True),
         max_tokens=COMPLETION_MAX_TOKENS if max_tokens is None else max_tokens,
-        **_common(fields),
+        **_common(fields, defaults),
     )
     return _consistent(request)
 
@@ -153,7 +155,7 @@ def _consistent(request: GenerationRequest) -> GenerationRequest:
 # ---- values in range ----
 
 
-def _common(fields: Body) -> dict[str, Any]:
+def _common(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
     """The members that both routes share, by the names of :class:`GenerationRequest`."""
     extension = fields.trserve or Extension()
     options = fields.stream_options or StreamOptions()
@@ -163,7 +165,7 @@ def _common(fields: Body) -> dict[str, Any]:
         )
     model, params = _split_model(fields.model)
     return {
-        **sampling(fields),
+        **sampling(fields, defaults),
         "n": choices(fields),
         "model": model,
         "model_as_sent": fields.model,

@@ -83,6 +83,7 @@ class Service:
         self.model_names = [model.name for model in plan.models]
         self.served_names = plan.served_names
         self.router_name = plan.router
+        self.defaults = plan.sampling_defaults
         self.router_parameters: tuple[Parameter, ...] = ()
         self.max_prompt_and_output = min(model.max_model_len for model in plan.models)
 
