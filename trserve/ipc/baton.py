@@ -19,6 +19,9 @@ STATE_SHIFT: Final = FINISH_SHIFT + 3
 OWNER_SHIFT: Final = STATE_SHIFT + 3
 LENGTH_SHIFT: Final = OWNER_SHIFT + 6
 
+ONE_TOKEN: Final = 1 << LENGTH_SHIFT
+"""What a word grows by when its holder commits a token and keeps it."""
+
 MAX_LENGTH: Final = (1 << 28) - 1
 MAX_OWNER: Final = (1 << 6) - 1
 MAX_HOP: Final = (1 << HOP_BITS) - 1

@@ -46,7 +46,7 @@ class Outbox:
         self._bells: set[int] = set()
 
     def store_baton(self, slot: int, word: int) -> None:
-        """Have ``word`` stored with the others of this step."""
+        """Have ``word`` stored with the others of this step, and the gateway rung once."""
         self._batons.append((slot, word))
 
     def close(self, slot: int, gen: int) -> None:
@@ -62,10 +62,6 @@ class Outbox:
         """Have ``descriptor`` pushed to ``worker``, and its bell rung once."""
         self._descriptors[worker].append(descriptor)
 
-    def ring_bell(self, consumer: int) -> None:
-        """Have a bell rung although nothing goes into a ring (the gateway has none)."""
-        self._bells.add(consumer)
-
     def flush(self) -> None:
         """Publish what was collected, in the order of the protocol."""
         if self._batons:
@@ -74,6 +70,7 @@ class Outbox:
             for slot, word in self._batons:
                 baton[slot] = word
             self._batons.clear()
+            self._bells.add(self._slab.layout.gateway)
         if self._closed is not None:
             for slot, gen in self._closing:
                 self._closed[slot] = gen

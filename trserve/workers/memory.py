@@ -23,8 +23,10 @@ def fit_to_memory(plan: Plan, table: RequestTable) -> tuple[Plan, Request | None
     Returns the rows that can run, and the request that cannot fit even alone, if there is one.
     """
     fitted: Plan = []
+    size = table.pool.block_size
     for request, tokens in plan:
-        if _make_room(request, tokens, table, _newer(request, table, fitted)):
+        has_room = request.num_computed + tokens <= request.num_blocks * size
+        if has_room or _make_room(request, tokens, table, _newer(request, table, fitted)):
             fitted.append((request, tokens))
     if fitted or not plan:
         return fitted, None

@@ -33,6 +33,7 @@ class Request:
         book: where the annotations of its tokens go, or None where none are wanted.
         end_ids: tokens that ``min_tokens`` keeps away while the row is shorter than ``min_length``;
             stop_ids: those that end the request.
+        word: the baton word while this worker has it, ahead of the slab's by what is not published.
         visible: tokens of the row that a router may see (committed, plus one just sampled).
     """
 
@@ -67,6 +68,7 @@ class Request:
         "state",
         "stop_ids",
         "visible",
+        "word",
     )
 
     def __init__(
@@ -105,6 +107,7 @@ class Request:
         self.visible = prompt_len
         self.hop = -1
         self.bank = 0
+        self.word = 0
         self.committed_here = 0
         self.arrived_empty = False
         self.pending_ns = 0
@@ -174,6 +177,7 @@ class Request:
         self.length = self.visible = baton.length
         self.hop = baton.hop
         self.bank = baton.bank
+        self.word = baton.pack()
         self.committed_here = baton.length - arrival_length
         self.runnable_since_ns = now_ns
         # A step never computes 0 tokens: with nothing new to take in, the last one is repeated.

@@ -98,6 +98,32 @@ class StepInputs:
         self.slots[index] = int(block_table[position // size]) * size + position % size
         self._finish_row(index + 1, position + 1, block_table)
 
+    def set_decode_rows(
+        self,
+        token_ids: npt.NDArray[np.integer],
+        positions: Int64Array,
+        block_tables: Int32Array,
+    ) -> None:
+        """Make a whole step of rows of one token each, by vector operations.
+
+        Args:
+            token_ids: [B].
+            positions: int64 [B].
+            block_tables: int32 [B, max_blocks_per_row]; each row covers its position.
+        """
+        count, size = len(positions), self.block_size
+        self.token_ids[:count] = token_ids
+        self.positions[:count] = positions
+        blocks = positions // size
+        slots = self.slots[:count]
+        np.multiply(block_tables[self._offsets[:count], blocks], size, out=slots)
+        slots += positions - blocks * size
+        width = int(blocks.max()) + 1
+        self.block_tables[:count, :width] = block_tables[:, :width]
+        np.add(positions, 1, out=self.kv_len[:count], casting="same_kind")
+        self.query_start[: count + 1] = self._offsets[: count + 1]
+        self.num_rows = self.num_tokens = count
+
     def _finish_row(self, num_tokens: int, kv_len: int, block_table: Int32Array) -> None:
         row = self.num_rows
         blocks = -(-kv_len // self.block_size)

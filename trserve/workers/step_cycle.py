@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from trserve.workers.memory import Plan, fit_to_memory
 from trserve.workers.prompt_scoring import PromptScores
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
-from trserve.workers.row_sampling import row_sampling
+from trserve.workers.row_sampling import RowSamplings
 from trserve.workers.runner import ForwardOutput, TorchRunner
 from trserve.workers.sampler import Sampler
 from trserve.workers.states import State
@@ -41,6 +42,10 @@ _KV_REPAIRS = WORKER_WORDS.index("kv_repairs")
 _QUERIED = WORKER_WORDS.index("cache_queried_tokens")
 _HIT = WORKER_WORDS.index("cache_hit_tokens")
 _EVICTIONS = WORKER_WORDS.index("cache_evictions")
+
+
+FEW_ROWS: Final = 6
+"""Below this, filling rows one by one is cheaper than a handful of vector operations."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class StepCycle:
         self._inputs = inputs
         self._limits = limits
         self._words = slab.workers[index].words
+        self._row_sampling = RowSamplings()
         self._short_of_blocks = False
         self._annotated: list[Request] = []  # those with a book that were not over at a step
         table.on_arrival = self.arrive
@@ -182,6 +188,12 @@ class StepCycle:
     def _fill_inputs(self, plan: Plan) -> None:
         inputs, rows = self._inputs, self._slab.tokens
         inputs.clear()
+        if len(plan) >= FEW_ROWS and all(tokens == 1 for _, tokens in plan):
+            slots = np.array([request.slot for request, _ in plan])
+            positions = np.array([request.num_computed for request, _ in plan])
+            tables = self._table.block_tables[slots]
+            inputs.set_decode_rows(rows[slots, positions], positions, tables)
+            return
         for request, tokens in plan:
             start = request.num_computed
             inputs.add_row(rows[request.slot, start : start + tokens], start, request.block_table)
@@ -189,21 +201,14 @@ class StepCycle:
     def _decide(
         self, requests: Sequence[Request], output: ForwardOutput, prefill: list[bool]
     ) -> None:
-        sampled = self._sampler.sample(output.logits, row_sampling(requests))
-        self._show_sampled(requests, sampled)
+        sampled = self._sampler.sample(output.logits, self._row_sampling.of(requests))
+        self._table.show(requests, sampled)
         if self._annotated:
             self._annotate(requests, output, sampled)
         destinations = self._destinations(requests, output, sampled, prefill)
         tokens = sampled.tolist()
         for request, token, destination in zip(requests, tokens, destinations, strict=True):
             self._apply(request, token, destination)
-
-    def _show_sampled(self, requests: Sequence[Request], sampled: NDArray[np.int64]) -> None:
-        """Write the sampled tokens past the committed length, where only we and routers look."""
-        slots = [request.slot for request in requests]
-        self._slab.tokens[slots, [request.length for request in requests]] = sampled
-        for request in requests:
-            request.visible = request.length + 1
 
     def _annotate(
         self, requests: Sequence[Request], output: ForwardOutput, sampled: NDArray[np.int64]

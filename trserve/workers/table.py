@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trserve.ipc.baton import Baton, Finish, SlotState, pack, unpack
+from trserve.ipc.baton import ONE_TOKEN, Baton, Finish, SlotState, pack, unpack
 from trserve.ipc.extras import Extras, read_extras, write_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.publish import Outbox
@@ -55,7 +56,7 @@ class RequestTable:
         self._rows = slab.tokens.view()
         self._rows.flags.writeable = False
         self.blocks_per_row = -(-slab.layout.row_tokens // pool.block_size)
-        self._block_tables = np.zeros((slab.layout.slots, self.blocks_per_row), dtype=np.int32)
+        self.block_tables = np.zeros((slab.layout.slots, self.blocks_per_row), dtype=np.int32)
         self.pool = pool
         self.kv_drops = 0
         self.kv_repairs = 0
@@ -116,7 +117,7 @@ class RequestTable:
             prompt_len=slab.prompt_len[slot],
             limit=slab.limit[slot],
             row=self._rows[slot],
-            block_table=self._block_tables[slot],
+            block_table=self.block_tables[slot],
             peers=slab.layout.workers - 1,
         )
         self.resident[slot] = request
@@ -136,21 +137,28 @@ class RequestTable:
 
     # -- sending out -------------------------------------------------------------------------
 
+    def show(self, requests: Sequence[Request], tokens: NDArray[np.int64]) -> None:
+        """Write ``tokens`` and their source past the committed lengths.
+
+        They lie where only we and routers look, until a baton word covers them.
+        """
+        slots = [request.slot for request in requests]
+        lengths = [request.length for request in requests]
+        self._slab.tokens[slots, lengths] = tokens
+        self._slab.source[slots, lengths] = self._index
+        for request in requests:
+            request.visible = request.length + 1
+
     def commit(self, request: Request) -> None:
-        """Make the token that lies at ``row[length]`` final; the caller publishes it."""
-        self._slab.source[request.slot, request.length] = self._index
+        """Make the token that ``show`` wrote final; the caller publishes it."""
         request.length += 1
         request.visible = request.length
         request.committed_here += 1
+        request.word += ONE_TOKEN
 
     def stay(self, request: Request) -> None:
         """Publish what was committed of a request that goes on here."""
-        slot = request.slot
-        word = pack(
-            request.length, self._index, SlotState.LIVE, Finish.NONE, request.bank, request.hop
-        )
-        self._outbox.store_baton(slot, word)
-        self._outbox.ring_bell(self._slab.layout.gateway)
+        self._outbox.store_baton(request.slot, request.word)
 
     def hand_off(
         self, request: Request, model: int, *, empty: bool, router_extras: bytes = b""
@@ -166,7 +174,6 @@ class RequestTable:
         word = pack(request.length, model, SlotState.LIVE, Finish.NONE, request.bank ^ 1, hop)
         self._outbox.store_baton(slot, word)
         self._outbox.send(model, Descriptor(Kind.RUN, slot, request.gen, hop))
-        self._outbox.ring_bell(self._slab.layout.gateway)
         request.visible = request.length
         request.move(Event.HANDED_OFF)
         self.runnable.pop(slot, None)
