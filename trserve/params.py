@@ -61,7 +61,8 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     model that the gateway chose may write. ``admit``: the router may choose which model writes
     first (not where the request names it). ``tops``: how many of the most probable tokens the
     annotation of each token names, None where no annotations are wanted; ``scores_prompt``: the
-    prompt's tokens, but for the first, are annotated too.
+    prompt's tokens, but for the first, are annotated too; ``trace``: each token's annotation says
+    what the router decided on.
     """
 
     sampling: SamplingParams
@@ -70,6 +71,12 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     admit: bool = True
     tops: int | None = None
     scores_prompt: bool = False
+    trace: bool = False
+
+    @property
+    def annotated(self) -> bool:
+        """Whether the request has annotations."""
+        return self.tops is not None or self.trace
 
     def first_record(self, prompt_len: int) -> int:
         """Row position of the first annotation record."""

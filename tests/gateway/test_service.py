@@ -223,13 +223,13 @@ def test_logprobs_take_pages_for_the_limit(folder: Path) -> None:
     assert prepare(service, completion(max_tokens=4000)).pages == 0
     job = prepare(service, completion(logprobs=5, max_tokens=100))
     assert (job.pages, decode_params(job.params).tops) == (1, 5)
-    assert prepare(service, completion(logprobs=20, max_tokens=None)).pages == 42
-    assert prepare(service, completion(logprobs=0, max_tokens=None)).pages == 1
+    assert prepare(service, completion(logprobs=20, max_tokens=None)).pages == 43
+    assert prepare(service, completion(logprobs=0, max_tokens=None)).pages == 2
 
 
 def test_logprobs_that_can_never_fit_are_refused(folder: Path) -> None:
     service = new_service(folder, lengths=(200_000,), slots=2)
-    assert prepare(service, completion(logprobs=20, max_tokens=100_000)).pages
+    assert prepare(service, completion(logprobs=20, max_tokens=90_000)).pages
     with pytest.raises(RequestError) as refused:
         prepare(service, completion(logprobs=20, max_tokens=150_000))
     assert (refused.value.status, refused.value.param) == (400, "logprobs")

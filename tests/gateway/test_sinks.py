@@ -16,6 +16,7 @@ from trserve.gateway.prompts import Prompt
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.sinks import Extras, StreamSink, WholeSink
+from trserve.ipc.annotations import Annotation
 
 NAMES = ["small", "large"]
 USAGE = {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
@@ -86,6 +87,19 @@ def test_a_stream_says_what_the_body_says() -> None:
         sources = [model for part in choices for model in part["trserve"]["source"]]
         assert sources == choice["trserve"]["source"] == [0, 1, 1, 0]
         assert choices[-1]["finish_reason"] == choice["finish_reason"] == "stop"
+
+    play(story())
+
+
+def test_a_trace_has_the_scores_that_there_are() -> None:
+    async def story() -> None:
+        for scores, shown in (([0.5, None], {"score": [0.5, None]}), ([None, None], {})):
+            sink = whole(trace=True)
+            choice = one_choice(sink)
+            records = [Annotation(0.0, [], [], score) for score in scores]
+            choice.take(Delta("xy", [1, 2], [0, 1], "stop", None, records))
+            own = json.loads(sink.body())["choices"][0]["trserve"]
+            assert own == {"models": NAMES, "source": [0, 1], **shown}
 
     play(story())
 

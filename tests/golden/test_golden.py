@@ -110,6 +110,25 @@ def test_logprobs_are_those_of_the_model_that_wrote_the_token(pair, name):
         assert found["token_logprobs"][at] in tops
 
 
+def test_a_trace_says_what_the_router_decided_on(pair):
+    """The entropy of every step whose token counts; nothing where one model writes alone."""
+    traces = [
+        (pair.expected((1, name)), pair.setting((1, name))) for name in ("middle", "llm-only")
+    ]
+    for trace, setting in traces:
+        body = body_of(pair.prompts[1], setting, pair.server.models)
+        (choice,) = pair.server.post(PATH, body, timeout_s=120.0)["choices"]
+        own = choice["trserve"]
+        assert_golden(
+            [("traced", trace, Answer(choice["token_ids"], own["source"], choice["finish_reason"]))]
+        )
+        if setting.only is not None:
+            assert "score" not in own
+        elif choice["token_ids"] == trace.tokens:
+            entropies = [step.entropy for step in trace.steps if step.kept]
+            assert own["score"] == pytest.approx(entropies, abs=1e-4)
+
+
 def test_an_echoed_prompt_is_scored_as_a_harness_reads_it(pair):
     """Twice, because the second finds the prompt in the prefix cache; a batch of several."""
     prompts = [list(prompt) for prompt in pair.prompts[:6]]

@@ -261,6 +261,7 @@ class World:
         router: Mapping[str, float] | None = None,
         tops: int | None = None,
         scores_prompt: bool = False,
+        trace: bool = False,
         **sampling: Any,
     ) -> Slot:
         settings = {"temperature": 0.0, "eos_token_ids": (EOS,)} | sampling
@@ -271,9 +272,10 @@ class World:
             admit=admit,
             tops=tops,
             scores_prompt=scores_prompt,
+            trace=trace,
         )
         records = limit - params.first_record(len(prompt))
-        pages = 0 if tops is None else pages_for(records, tops)
+        pages = pages_for(records, tops or 0) if params.annotated else 0
         blob = encode_params(params)
         return self.slots.publish(prompt, blob, limit=limit, entry=entry, pages=pages)
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.fakes import EOS, VOCAB, FakeRouter, world
+from tests.workers.fakes import EOS, VOCAB, FakeRouter, World, world
 from trserve.errors import ConfigError
+from trserve.gateway.slots import Slot
+from trserve.ipc.annotations import AnnotationBook
 from trserve.router_lib.base import BaseRouter, RouterContext, StepResult
 from trserve.router_lib.parameters import Parameter
 from trserve.workers.routing import Routing, create_router
@@ -115,3 +117,34 @@ def test_only_overridden_hooks_are_called() -> None:
 
     assert Routing(Admits(CONTEXT)).asks_admit
     assert BaseRouter.admit(FakeRouter(CONTEXT), None) == 0  # type: ignore[arg-type]
+
+
+class Scored(FakeRouter):
+    """Its score is the sampled token; it fails for a batch that holds a 9."""
+
+    def score(self, result: StepResult) -> torch.Tensor:
+        if 9 in result.token_ids:
+            raise ZeroDivisionError("a bug")
+        return result.token_ids / 2
+
+
+def records(w: World, slot: Slot, prompt: int) -> list[float | None]:
+    book = AnnotationBook(w.slab, slot.index, first=prompt, tops=0)
+    return [record.score for record in book.read(prompt, w.baton(slot).length)]
+
+
+def test_scores_stand_beside_the_tokens_of_traced_requests() -> None:
+    with world(slots=3, workers=2, router=Scored, token=lambda _, row: 20 + len(row)) as w:
+        traced = w.submit([1, 2], limit=6, trace=True)
+        pinned = w.submit([3, 4], limit=6, trace=True, pinned=True)
+        w.run(traced, pinned, w.submit([5], limit=3))
+        assert records(w, traced, 2) == [11.0, 11.5, 12.0, 12.5]
+        assert records(w, pinned, 2) == [None] * 4, "nobody decided"
+
+
+def test_a_score_that_fails_costs_the_trace_alone() -> None:
+    with world(slots=1, workers=2, router=Scored, token=lambda _, row: 9) as w:
+        slot = w.submit([1, 2], limit=6, trace=True)
+        w.run(slot)
+        assert w.outcome(slot).row == [1, 2, 9, 9, 9, 9]
+        assert records(w, slot, 2) == [None] * 4

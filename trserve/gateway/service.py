@@ -153,6 +153,7 @@ class Service:
             admit=placement.admit,
             tops=self._tops(request),
             scores_prompt=request.echo and request.logprobs is not None,
+            trace=request.trace,
         )
         records = limit - params.first_record(length)
         return Job(
@@ -161,7 +162,7 @@ class Service:
             limit=limit,
             entry=placement.entry,
             start=self._starter(request, prompt.ids, seed, params, sink),
-            pages=0 if params.tops is None else pages_for(records, params.tops),
+            pages=pages_for(records, params.tops or 0) if params.annotated else 0,
         )
 
     def _tops(self, request: GenerationRequest) -> int | None:
@@ -301,9 +302,9 @@ class Service:
 
         def start(slot: Slot) -> Generation:
             book = None
-            if params.tops is not None:
+            if params.annotated:
                 first = params.first_record(len(prompt_ids))
-                book = AnnotationBook(self._slab, slot.index, first=first, tops=params.tops)
+                book = AnnotationBook(self._slab, slot.index, first=first, tops=params.tops or 0)
             return Generation(
                 slab=self._slab,
                 slot=slot,

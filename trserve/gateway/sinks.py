@@ -67,13 +67,18 @@ class Extras:
             return None
         return Members(self, self._logprobs and self._logprobs(prompt))
 
-    def encode(self, token_ids: list[int], sources: list[int]) -> bytes | None:
+    def encode(
+        self, token_ids: list[int], sources: list[int], scores: Sequence[float | None]
+    ) -> bytes | None:
         """JSON members of a choice, without a leading comma; None if there are none."""
         members: dict[str, Any] = {}
         if self._ids:
             members["token_ids"] = token_ids
         if self._trace:
-            members["trserve"] = {"models": self._models, "source": sources}
+            trace: dict[str, Any] = {"models": self._models, "source": sources}
+            if any(score is not None for score in scores):  # else the router has none
+                trace["score"] = scores
+            members["trserve"] = trace
         return orjson.dumps(members)[1:-1] if members else None
 
 
@@ -85,11 +90,13 @@ class Members:
         self._logprobs = logprobs
         self._token_ids: list[int] = []
         self._sources: list[int] = []
+        self._scores: list[float | None] = []
 
     def add(self, delta: Delta) -> None:
         """Take in what the answer gained."""
         self._token_ids += delta.token_ids
         self._sources += delta.sources
+        self._scores += [annotation.score for annotation in delta.annotations]
         if self._logprobs is not None:
             if delta.prompt_annotations is not None:
                 self._logprobs.add_prompt(delta.prompt_annotations)
@@ -97,8 +104,8 @@ class Members:
 
     def take(self) -> tuple[bytes | None, bytes]:
         """Extra members and the value of ``logprobs``, of what was added since the last call."""
-        extra = self._extras.encode(self._token_ids, self._sources)
-        self._token_ids, self._sources = [], []
+        extra = self._extras.encode(self._token_ids, self._sources, self._scores)
+        self._token_ids, self._sources, self._scores = [], [], []
         return extra, b"null" if self._logprobs is None else self._logprobs.take()
 
 

@@ -5,15 +5,17 @@ before it goes LIVE, and takes them back with the slot. Whoever holds the baton 
 record before the store that commits the token, so a reader that saw the word sees all records
 that it covers. Knows nothing of logits, text or JSON.
 
-A record is one int32 or float32 word after the other: the token's own log probability, then the
-``tops`` most probable ids, then their log probabilities. No record spans two pages. The token at
+A record is one int32 or float32 word after the other: the token's own log probability, the
+router's score, then the ``tops`` most probable ids, then their log probabilities. What was not
+asked for holds anything. No record spans two pages. The token at
 row position 0 follows nothing and has none of this: where a prompt is scored, the first word of
 its record counts the positions that are done.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +23,19 @@ from numpy.typing import NDArray
 from trserve.ipc.layout import PAGE_WORDS, record_words
 from trserve.ipc.slab import Slab
 
+_HEAD_WORDS: Final = 2
+
 
 class Annotation(NamedTuple):
-    """One token's record: its log probability, and the most probable ids with theirs, falling."""
+    """One token's record: its log probability, and the most probable ids with theirs, falling.
+
+    ``score`` is what the router decided on, None where there was nothing to decide.
+    """
 
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+    score: float | None = None
 
 
 class AnnotationBook:
@@ -58,11 +66,16 @@ class AnnotationBook:
     ) -> None:
         """Fill the record of row ``position``; ``top_ids`` and ``top_logprobs`` have ``tops``."""
         page, start = self._place(position)
-        ids = start + 1
+        ids = start + _HEAD_WORDS
         values, end = ids + self._tops, ids + 2 * self._tops
         self._floats[page, start] = logprob
         self._ints[page, ids:values] = top_ids
         self._floats[page, values:end] = top_logprobs
+
+    def write_score(self, position: int, score: float) -> None:
+        """Fill in the router's score of row ``position``; NaN where there was none."""
+        page, start = self._place(position)
+        self._floats[page, start + 1] = score
 
     @property
     def scored(self) -> int:
@@ -79,12 +92,14 @@ class AnnotationBook:
 
     def _read(self, position: int) -> Annotation:
         page, start = self._place(position)
-        ids = start + 1
+        ids = start + _HEAD_WORDS
         values, end = ids + self._tops, ids + 2 * self._tops
+        score = float(self._floats[page, start + 1])
         return Annotation(
             float(self._floats[page, start]),
             self._ints[page, ids:values].tolist(),
             self._floats[page, values:end].tolist(),
+            score if math.isfinite(score) else None,
         )
 
     def _place(self, position: int) -> tuple[int, int]:

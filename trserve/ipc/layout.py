@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 LINE: Final = 64
 MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
-LAYOUT_VERSION: Final = 3
+LAYOUT_VERSION: Final = 4
 PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
@@ -53,7 +53,7 @@ class Region(NamedTuple):
 
 def record_words(tops: int) -> int:
     """Words of an annotation with ``tops`` most probable tokens."""
-    return 1 + 2 * tops
+    return 2 + 2 * tops
 
 
 def pages_for(records: int, tops: int) -> int:

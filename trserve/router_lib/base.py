@@ -153,6 +153,10 @@ class BaseRouter(ABC):
         The peers of a model are the other models in the order of ``--models``.
         """
 
+    def score(self, result: StepResult) -> torch.Tensor | None:
+        """What ``route`` decides on, float32 [B], for traces; None if that is no one number."""
+        return None
+
     def send(self, req: RequestView, token: int) -> PeerReq:
         """What leaves with a routed request; ``token`` is the one just sampled.
 

@@ -23,9 +23,13 @@ class RStitch(BaseRouter):
 
     parameters = R_STITCH_PARAMETERS
 
+    def score(self, result: StepResult) -> torch.Tensor:
+        """The normalised entropy."""
+        return normalized_entropy(result.logits, self.context.tokenizer_size)
+
     def route(self, result: StepResult) -> torch.Tensor:
         """Uncertain: to (or on at) the large model; confident: to (or on at) the small one."""
-        entropy = normalized_entropy(result.logits, self.context.tokenizer_size)
+        entropy = self.score(result)
         tau = result.params["tau"]
         # With two models the other one is always peer 1, so the mask is the destination.
         leaves = entropy > tau if self.model == 0 else entropy <= tau

@@ -59,6 +59,7 @@ class Routing:
         self.router = router
         self._names = [parameter.name for parameter in router.parameters]
         self._calls_receive = type(router).receive is not BaseRouter.receive
+        self._has_score = type(router).score is not BaseRouter.score
         self.asks_admit = type(router).admit is not BaseRouter.admit
 
     def describe(self) -> list[dict[str, object]]:
@@ -104,6 +105,22 @@ class Routing:
         except Exception:
             log.exception("router failed for request %d", result.requests[0].rid)
             return None
+
+    def scores(self, result: StepResult) -> list[float] | None:
+        """What the router decided on, by row; None where it has no score or fails to say."""
+        if not self._has_score:
+            return None
+        try:
+            scores = self.router.score(result)
+            if scores is None:
+                return None
+            found = [float(score) for score in scores.tolist()]
+            if len(found) != len(result.requests):
+                raise ValueError(f"score returned {len(found)} rows for {len(result.requests)}")
+        except Exception:
+            log.exception("router failed to score a batch; its traces lack the scores")
+            return None
+        return found
 
     def send(self, request: Request, token: int) -> PeerReq | None:
         """What leaves with a request, or None where the router failed."""

@@ -6,6 +6,7 @@ for the end, and a discarded EOS ends nothing. Knows no rings, sockets or proces
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -92,10 +93,10 @@ class StepCycle:
 
     def arrive(self, request: Request) -> None:
         """Take in a request whose baton just came: the router's ``receive`` and ``admit``."""
-        if request.params.tops is not None and request.book is None:
+        if request.params.annotated and request.book is None:
             first = request.params.first_record(request.prompt_len)
             request.book = AnnotationBook(
-                self._slab, request.slot, first=first, tops=request.params.tops
+                self._slab, request.slot, first=first, tops=request.params.tops or 0
             )
             self._annotated.append(request)
         if not self._routing.receive(request):
@@ -214,7 +215,10 @@ class StepCycle:
         self, requests: Sequence[Request], output: ForwardOutput, sampled: NDArray[np.int64]
     ) -> None:
         """Write the records of the sampled tokens; they count once the tokens are committed."""
-        rows = [row for row, request in enumerate(requests) if request.book is not None]
+        for request in requests:
+            if request.book is not None and request.params.trace:
+                request.book.write_score(request.length, math.nan)
+        rows = [row for row, request in enumerate(requests) if request.params.tops is not None]
         rows = [row for row in rows if sampled[row] >= 0]
         if rows:
             wanted = [wanted_record(requests[row], int(sampled[row])) for row in rows]
@@ -237,7 +241,15 @@ class StepCycle:
             requests=requests,
             is_prefill=torch.tensor(prefill),
         )
+        if any(request.params.trace for request in self._annotated):
+            self._write_scores(result, requests)
         return self._routing.destinations(result)
+
+    def _write_scores(self, result: StepResult, requests: Sequence[Request]) -> None:
+        """Say in the records of traced requests what the router is about to decide on."""
+        for request, score in zip(requests, self._routing.scores(result) or (), strict=False):
+            if request.params.trace and request.book is not None and not request.pinned:
+                request.book.write_score(request.length, score)
 
     def _apply(self, request: Request, token: int, destination: int | None) -> None:
         if token < 0:
