@@ -7,6 +7,7 @@ Writes two checkpoint directories and, once both are there, measures the pair an
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -33,6 +34,7 @@ from trserve.demo.modeling import (
 from trserve.demo.optim import MuonAdamW
 from trserve.demo.record import record_pair
 from trserve.demo.tokenizer_build import build_tokenizer, load_tokenizer, write_tokenizer
+from trserve.ipc.process import die_with_parent
 
 DRILL_UNTIL: Final = 0.7
 CURVE_POINTS: Final = 8
@@ -150,7 +152,10 @@ def _train_into(name: PairModel, out: Path, seed: int, bar: bool = True, first: 
 
 def _train_both(out: Path, seed: int) -> None:
     """One process and one core a model; the LLM takes longer, so the bar shows that one."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    # The other process ends with this one, however this one ends.
+    with ProcessPoolExecutor(
+        1, get_context("spawn"), initializer=die_with_parent, initargs=(os.getpid(),)
+    ) as pool:
         slm = pool.submit(_train_into, "tiny", out, seed, bar=False)
         _train_into("small", out, seed)
         slm.result()
