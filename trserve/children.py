@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trserve.ipc.child import ChildArguments
-from trserve.ipc.process import spawn, thread_environment
+from trserve.ipc.process import spawn
 
 log = logging.getLogger(__name__)
 KILL_AFTER_S = 5.0
@@ -71,14 +71,19 @@ class Child:
 
     @classmethod
     def start(
-        cls, identity: str, title: str, module: str, arguments: ChildArguments, threads: int
+        cls,
+        identity: str,
+        title: str,
+        module: str,
+        arguments: ChildArguments,
+        env: Mapping[str, str],
     ) -> Child:
-        """Start ``python -m module`` as a child of this thread."""
+        """Start ``python -m module`` as a child of this thread, with ``env`` added to ours."""
         process = spawn(
             module,
             arguments.to_argv(),
             fds=arguments.inherited,
-            env=thread_environment(threads),
+            env=env,
         )
         return cls(identity, title, process, os.pidfd_open(process.pid))
 

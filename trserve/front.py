@@ -15,6 +15,7 @@ from trserve.children import Child
 from trserve.errors import ConfigError, PortInUseError
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import GATEWAY_IDENTITY
+from trserve.ipc.process import thread_environment
 from trserve.plan import ServerPlan
 
 BACKLOG: Final = 4096
@@ -68,8 +69,9 @@ class HttpFront:
 
     def start(self, arguments: ChildArguments) -> Child:
         """Start the gateway."""
+        env = thread_environment(1)
         arguments = replace(arguments, listen_fd=self._listener.fileno())
-        return Child.start(GATEWAY_IDENTITY, "gateway", "trserve.gateway.main", arguments, 1)
+        return Child.start(GATEWAY_IDENTITY, "gateway", "trserve.gateway.main", arguments, env)
 
     show_plan = staticmethod(banner.show_plan)
     show_progress = staticmethod(banner.show_progress)

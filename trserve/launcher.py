@@ -30,7 +30,7 @@ from trserve.ipc.control import (
     worker_identity,
 )
 from trserve.ipc.instance import InstanceDirectory, sweep_dead_instances
-from trserve.ipc.process import become_subreaper
+from trserve.ipc.process import become_subreaper, thread_environment
 from trserve.ipc.shared import Shared
 from trserve.lifecycle import ServerEvent, ServerState, advance
 from trserve.plan import ServerPlan, make_plan
@@ -140,13 +140,14 @@ class Launcher:
     # -- children ----------------------------------------------------------------------------
 
     def _start_children(self) -> None:
+        threads = sum(model.threads for model in self._plan.models)
+        alone = threads <= len(os.sched_getaffinity(0))
         for index, model in enumerate(self._plan.models):
+            env = thread_environment(model.threads, cores_to_itself=alone)
             arguments = self._arguments(index)
             title = f"worker {index} ({model.name})"
             module = "trserve.workers.main"
-            self._watch(
-                Child.start(worker_identity(index), title, module, arguments, model.threads)
-            )
+            self._watch(Child.start(worker_identity(index), title, module, arguments, env))
         self._watch(self._front.start(self._arguments(-1)))
 
     def _arguments(self, index: int) -> ChildArguments:

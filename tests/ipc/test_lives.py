@@ -182,6 +182,13 @@ def test_thread_limits_are_set_for_every_library() -> None:
     assert env["GOMP_SPINCOUNT"] == "0"
 
 
+def test_only_threads_with_cores_to_themselves_spin_between_loops() -> None:
+    alone = thread_environment(2, cores_to_itself=True)
+    assert int(alone["GOMP_SPINCOUNT"]) > 0
+    assert alone["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert thread_environment(1, cores_to_itself=True)["GOMP_SPINCOUNT"] == "0"
+
+
 LIGHT = (
     *("baton", "layout", "slab", "rings", "doorbell", "fence", "publish", "extras"),
     *("control", "instance", "process", "child", "shared", "annotations"),
