@@ -63,6 +63,20 @@ def test_sigterm_lets_an_open_stream_finish():
         assert not server.wait_gone(GONE_S)
 
 
+def test_a_second_signal_forces_the_end():
+    with Server(ARGS) as server:
+        # Nothing is below this threshold: every token costs a hop, so the stream lasts.
+        body = long_request(900) | {"trserve": {"router": {"tau": 0.0}}}
+        stream = server.stream(COMPLETIONS, body)
+        next(stream)
+        server.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        assert server.process.poll() is None, "the open stream was not waited for"
+        server.send_signal(signal.SIGINT)
+        assert server.wait() == 128 + signal.SIGINT
+        assert not server.wait_gone(GONE_S)
+
+
 def test_death_of_the_launcher_takes_everything_with_it(bystander):
     with Server(ARGS, runtime=bystander.runtime) as server:
         before = set(bystander.leftovers().files)
