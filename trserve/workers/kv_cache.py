@@ -5,9 +5,15 @@ Knows shapes and memory; nothing of who owns a block or when one is free.
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
+import numpy as np
 import torch
 
 from trserve.models.spec import ModelSpec
+
+_ALIGNMENT: Final = 64
 
 
 class KVCache:
@@ -37,9 +43,7 @@ class KVCache:
         self.head_dim = spec.head_dim
         slots = (num_blocks + 1) * block_size
         shape = (slots, spec.num_kv_heads, 2, spec.head_dim)
-        self.layers = [
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)
-        ]
+        self.layers = [_zeros(shape, dtype, device) for _ in range(spec.num_layers)]
 
     @property
     def dummy_slot(self) -> int:
@@ -53,3 +57,17 @@ class KVCache:
     def values(self, layer: int) -> torch.Tensor:
         """View of one layer's values, shaped as :meth:`keys`."""
         return self.layers[layer][:, :, 1]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
+    """A tensor of zeros; on the CPU its pages are taken when a block is first written.
+
+    ``torch.zeros`` writes all of them, so that a server would hold its whole KV budget from the
+    start. numpy leaves it to the kernel, which hands out zero pages.
+    """
+    if device is not None and device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
