@@ -28,8 +28,8 @@ suite "models and workers" tests/models tests/workers tests/router_lib
 suite "gateway" tests/gateway
 suite "published weights" tests/realmodel
 suite "embedded pair" tests/demo
-suite "golden equality" tests/golden/test_golden.py
-suite "golden equality under pressure" tests/golden/test_adverse.py
+suite "golden equality" -rP tests/golden/test_golden.py
+suite "golden equality under pressure" -rP tests/golden/test_adverse.py
 suite "golden reference and engine" tests/golden tests/engine \
   --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py
 suite "black box" tests/blackbox
