@@ -26,6 +26,9 @@ _TAIL: Final = LINE // 8
 _OVERFLOWS: Final = 2 * LINE // 8
 _SLOT_BITS: Final = 24
 _KIND_BITS: Final = 4
+_SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
+_KIND_MASK: Final = (1 << _KIND_BITS) - 1
+_HOP_SHIFT: Final = _SLOT_BITS + _KIND_BITS
 
 
 class Kind(IntEnum):
@@ -43,6 +46,11 @@ class Descriptor(NamedTuple):
     slot: int
     gen: int
     hop: int
+
+
+# Half of a drain's time would go into the checks of Kind(...) and Descriptor(...).
+_KINDS: Final = tuple(Kind)
+_new: Final = tuple.__new__
 
 
 class _Ring:
@@ -68,9 +76,8 @@ class RingProducer(_Ring):
         if tail + len(descriptors) - words[_HEAD] > self._capacity:
             words[_OVERFLOWS] += 1
             return False
-        for descriptor in descriptors:
+        for kind, slot, gen, hop in descriptors:
             at = RING_HEADER_WORDS + DESCRIPTOR_WORDS * (tail & mask)
-            kind, slot, gen, hop = descriptor
             words[at] = gen
             words[at + 1] = (hop << _KIND_BITS | kind) << _SLOT_BITS | slot
             tail += 1
@@ -106,10 +113,9 @@ class RingConsumer(_Ring):
         for position in range(head, tail):
             at = RING_HEADER_WORDS + DESCRIPTOR_WORDS * (position & mask)
             packed = words[at + 1]
-            slot = packed & (1 << _SLOT_BITS) - 1
-            packed >>= _SLOT_BITS
-            kind = Kind(packed & (1 << _KIND_BITS) - 1)
-            found.append(Descriptor(kind, slot, words[at], packed >> _KIND_BITS))
+            kind = _KINDS[packed >> _SLOT_BITS & _KIND_MASK]
+            hop = packed >> _HOP_SHIFT
+            found.append(_new(Descriptor, (kind, packed & _SLOT_MASK, words[at], hop)))
         store_fence()
         words[_HEAD] = tail
         return found
