@@ -62,7 +62,7 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     first (not where the request names it). ``tops``: how many of the most probable tokens the
     annotation of each token names, None where no annotations are wanted; ``scores_prompt``: the
     prompt's tokens, but for the first, are annotated too; ``trace``: each token's annotation says
-    what the router decided on.
+    what the router decided on; ``record``: an instance that records keeps what is computed for it.
     """
 
     sampling: SamplingParams
@@ -72,6 +72,7 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tops: int | None = None
     scores_prompt: bool = False
     trace: bool = False
+    record: bool = True
 
     @property
     def annotated(self) -> bool:

@@ -24,6 +24,7 @@ from trserve.sched.batching import choose_step
 from trserve.workers.logprobs import Wanted, write_logprobs
 from trserve.workers.memory import Plan, fit_to_memory
 from trserve.workers.prompt_scoring import PromptScores
+from trserve.workers.recorder import Recorder
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
 from trserve.workers.row_sampling import RowSamplings
@@ -63,6 +64,7 @@ class StepCycle:
     Args:
         index: this worker's model.
         inputs: the step's preallocated input arrays, large enough for ``limits``.
+        recorder: keeps what was computed for each sampled token, if anybody asked for that.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class StepCycle:
         sampler: Sampler,
         inputs: StepInputs,
         limits: StepLimits,
+        recorder: Recorder | None = None,
     ) -> None:
         self._index = index
         self._slab = slab
@@ -85,6 +88,7 @@ class StepCycle:
         self._sampler = sampler
         self._inputs = inputs
         self._limits = limits
+        self._recorder = recorder
         self._words = slab.workers[index].words
         self._row_sampling = RowSamplings()
         self._short_of_blocks = False
@@ -204,12 +208,16 @@ class StepCycle:
     ) -> None:
         sampled = self._sampler.sample(output.logits, self._row_sampling.of(requests))
         self._table.show(requests, sampled)
+        if self._recorder is not None:
+            self._recorder.sampled(requests, output, sampled)
         if self._annotated:
             self._annotate(requests, output, sampled)
         destinations = self._destinations(requests, output, sampled, prefill)
         tokens = sampled.tolist()
         for request, token, destination in zip(requests, tokens, destinations, strict=True):
             self._apply(request, token, destination)
+        if self._recorder is not None:
+            self._recorder.decided()
 
     def _annotate(
         self, requests: Sequence[Request], output: ForwardOutput, sampled: NDArray[np.int64]
