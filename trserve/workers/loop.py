@@ -73,10 +73,11 @@ class WorkerLoop:
         # What arrived before the first poll raised no edge for it.
         if not self._on_control():
             return
-        while self._turn():
+        while self.turn():
             pass
 
-    def _turn(self) -> bool:
+    def turn(self) -> bool:
+        """One iteration; False once the loop is to end."""
         busy = bool(self._table.runnable)
         ready = {fd for fd, _ in self._poller.poll(0 if busy else BELT_S)}
         self._recount_due |= busy

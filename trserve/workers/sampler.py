@@ -136,7 +136,7 @@ class Sampler:
         array: npt.NDArray[np.float32] = logits.detach().cpu().numpy()
         if rows.banned or rows.adjustments:
             array = _adjusted(array, rows)
-        tokens: _Int64Array = array.argmax(-1)
+        tokens = self.largest(array)
         largest = array[np.arange(len(array)), tokens]
         # The arg max finds a NaN before any number, so its value tells whether the row is sound.
         finite = np.isfinite(largest)
@@ -155,14 +155,36 @@ class Sampler:
         index: _Int64Array,
     ) -> _Int64Array:
         """Tokens of the rows ``index``, whose logits and largest logits are given."""
+        cumulative = self.cumulate(logits, largest, rows, index)
+        numbers = self._uniforms(rows.seeds[index], rows.positions[index])
+        return self.find(cumulative, numbers)
+
+    @staticmethod
+    def largest(logits: npt.NDArray[np.float32]) -> _Int64Array:
+        """The arg max of each row of ``logits`` [B, V]."""
+        tokens: _Int64Array = logits.argmax(-1)
+        return tokens
+
+    @staticmethod
+    def cumulate(
+        logits: npt.NDArray[np.float32],
+        largest: npt.NDArray[np.float32],
+        rows: RowSampling,
+        index: _Int64Array,
+    ) -> _Float64Array:
+        """The cumulative weights [R, V] of the rows ``index``, filtered."""
         # Not normalised: the filters compare ratios, and the draw scales by the total.
         weights = logits.astype(np.float64)
         weights -= largest[:, None]
         weights /= rows.temperatures[index, None]
         np.exp(weights, out=weights)
         _filter(weights, rows.top_k[index], rows.top_p[index], rows.min_p[index])
-        cumulative = weights.cumsum(-1)
-        targets = self._uniforms(rows.seeds[index], rows.positions[index]) * cumulative[:, -1]
+        return weights.cumsum(-1)
+
+    @staticmethod
+    def find(cumulative: _Float64Array, numbers: _Float64Array) -> _Int64Array:
+        """The first index of each row at which ``cumulative`` exceeds its number of the total."""
+        targets = numbers * cumulative[:, -1]
         chosen: _Int64Array = (cumulative > targets[:, None]).argmax(-1)
         return chosen
 
