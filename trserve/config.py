@@ -181,6 +181,19 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class RecordConfig:
+    """What is kept of what the models computed."""
+
+    record: str = option(
+        "",
+        "Directory to which each model's hidden states and top logits are appended, one row for "
+        "each token that it samples; routers are trained on them.  [default: off]",
+        metavar="DIR",
+    )
+    record_top_k: int = option(20, "Most probable tokens in each row of a recording.")
+
+
+@dataclass(frozen=True)
 class EndpointConfig:
     """What clients see."""
 
@@ -208,6 +221,7 @@ class LaunchConfig:
     router: RouterConfig = RouterConfig()
     placement: PlacementConfig = PlacementConfig()
     engine: EngineConfig = EngineConfig()
+    recording: RecordConfig = RecordConfig()
     endpoint: EndpointConfig = EndpointConfig()
     faults: FaultConfig = FaultConfig()
 
@@ -217,6 +231,7 @@ GROUPS: Final[dict[str, type[Any]]] = {
     "router": RouterConfig,
     "placement": PlacementConfig,
     "engine": EngineConfig,
+    "recording": RecordConfig,
     "endpoint": EndpointConfig,
     "faults": FaultConfig,
 }
@@ -245,6 +260,7 @@ def _check(config: LaunchConfig) -> None:
         "--max-num-batched-tokens": engine.max_num_batched_tokens,
         "--max-requests": engine.max_requests,
         "--block-size": engine.block_size,
+        "--record-top-k": config.recording.record_top_k,
     }
     for flag, value in positive.items():
         if value < 1:

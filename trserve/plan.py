@@ -23,6 +23,8 @@ from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
 from trserve.models.fit import check_weights_fit
 from trserve.models.generation_defaults import read_sampling_defaults
 from trserve.params import SamplingDefaults
+from trserve.record_format import RecordHeader, new_run, weights_digest
+from trserve.recording import RecordPlan, plan_record
 from trserve.router_lib.parameters import check_values
 from trserve.router_lib.registry import RouterEntry, describe
 
@@ -49,6 +51,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher tells every child.
 
     ``router_config`` holds numbers by name; for a built-in router it is complete with defaults.
+    ``record`` is None where nothing is recorded.
     """
 
     models: list[ModelPlan]
@@ -67,6 +70,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     max_rows: int
     max_tokens: int
+    record: RecordPlan | None = None
 
     @property
     def layout(self) -> Layout:
@@ -120,6 +124,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         prefix_caching=config.engine.enable_prefix_caching,
         max_rows=config.engine.max_num_seqs,
         max_tokens=config.engine.max_num_batched_tokens,
+        record=_record(config, models, dtypes, tokenizer.size),
     )
 
 
@@ -253,6 +258,36 @@ def _defaults(name: str, entry: RouterEntry, models: Sequence[ResolvedModel]) ->
     if name == _DEFAULT_ROUTER and embedded:
         return {"tau": demo.default_tau()}
     return {p.name: p.default for p in entry.parameters if p.default is not None}
+
+
+def _record(
+    config: LaunchConfig,
+    models: Sequence[ResolvedModel],
+    dtypes: Sequence[str],
+    tokenizer_size: int,
+) -> RecordPlan | None:
+    wanted = config.recording
+    if not wanted.record:
+        return None
+    if wanted.record_top_k > tokenizer_size:
+        raise ConfigError(
+            f"--record-top-k {wanted.record_top_k}: the tokenizer has {tokenizer_size} ids"
+        )
+    run, names = new_run(), _unique_names(models)
+    headers = [
+        RecordHeader(
+            run=run,
+            index=index,
+            models=names,
+            dtype=dtypes[index],
+            weights=weights_digest(model.path),
+            hidden_size=model.spec.hidden_size,
+            tokenizer_size=tokenizer_size,
+            top_k=wanted.record_top_k,
+        )
+        for index, model in enumerate(models)
+    ]
+    return plan_record(Path(wanted.record).expanduser(), headers)
 
 
 def _numbers(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:

@@ -127,9 +127,14 @@ def read_header(path: Path) -> RecordHeader:
     if len(head) < HEADER_BYTES or not head.startswith(_MAGIC):
         raise ConfigError(f"{path} does not begin with the header of a recording")
     try:
-        return msgspec.json.decode(head[_JSON_AT : _JSON_AT + length], type=RecordHeader)
+        header = msgspec.json.decode(head[_JSON_AT : _JSON_AT + length], type=RecordHeader)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: its header cannot be read ({error})") from None
+    if header.version != FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} has format version {header.version}; this release reads {FORMAT_VERSION}"
+        )
+    return header
 
 
 def read_rows(path: Path, row: np.dtype[Any], *, start: int = 0) -> NDArray[Any]:
@@ -170,7 +175,7 @@ def open_rows(path: Path, row: np.dtype[Any], head: bytes = b"") -> int:
 
 def write_all(fd: int, data: bytes | NDArray[Any]) -> None:
     """Write all of ``data``; contiguous rows are taken as their bytes. Raises OSError."""
-    view = memoryview(data if isinstance(data, bytes) else data.view(np.uint8))
+    view = memoryview(data) if isinstance(data, bytes) else data.view(np.uint8).data
     while view:
         view = view[os.write(fd, view) :]
 

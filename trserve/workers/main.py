@@ -32,6 +32,7 @@ from trserve.plan import ServerPlan
 if TYPE_CHECKING:
     from trserve.router_lib.base import BaseRouter
     from trserve.workers.loop import WorkerLoop
+    from trserve.workers.recorder import Recorder
     from trserve.workers.runner import TorchRunner
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ def _create_loop(
         sampler=Sampler(index),
         inputs=inputs,
         limits=StepLimits(plan.max_rows, plan.max_tokens),
+        recorder=_create_recorder(plan, index),
     )
     slab.workers[index].set("total_blocks", model.num_blocks)
     control.send({"type": "ready", "router_parameters": routing.describe()})
@@ -138,6 +140,14 @@ def _create_router(plan: ServerPlan, index: int) -> BaseRouter:
         config=plan.router_config,
     )
     return create_router(plan.router, context)
+
+
+def _create_recorder(plan: ServerPlan, index: int) -> Recorder | None:
+    from trserve.workers.recorder import Recorder
+
+    if plan.record is None:
+        return None
+    return Recorder(Path(plan.record.directory), plan.record.headers[index], plan.max_rows)
 
 
 def _keeps_running(control: ControlClient) -> bool:
