@@ -76,6 +76,8 @@ def main() -> None:
     """Generate once to warm up, then once for the clock, for each concurrency."""
     path, concurrencies, output, prompt, threads = sys.argv[1:6]
     length = int(prompt) + int(output)
+    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)  # kept: C calls it
+    llama_cpp.llama_log_set(quiet, None)
     llama_cpp.llama_backend_init()
     for count in map(int, concurrencies.split(",")):
         decoder = Decoder(path, count, length, int(prompt), int(threads))
