@@ -36,7 +36,8 @@ class Outbox:
         doorbells: Sequence[int],
         worker: int | None = None,
     ) -> None:
-        self._slab = slab
+        self._baton = slab.baton
+        self._gateway = slab.layout.gateway
         self._rings = rings
         self._doorbells = doorbells
         self._closed = None if worker is None else slab.closed[worker]
@@ -49,6 +50,10 @@ class Outbox:
         """Have ``word`` stored with the others of this step, and the gateway rung once."""
         self._batons.append((slot, word))
 
+    def store_batons(self, slots: Sequence[int], words: Sequence[int]) -> None:
+        """:meth:`store_baton` for many slots."""
+        self._batons += zip(slots, words, strict=True)
+
     def close(self, slot: int, gen: int) -> None:
         """Have this worker's ``closed`` word stored: it holds nothing of ``gen`` any more.
 
@@ -56,7 +61,6 @@ class Outbox:
         Before the bells: the gateway, woken, finds the slot free at once.
         """
         self._closing.append((slot, gen))
-        self._bells.add(self._slab.layout.gateway)
 
     def send(self, worker: int, descriptor: Descriptor) -> None:
         """Have ``descriptor`` pushed to ``worker``, and its bell rung once."""
@@ -66,15 +70,13 @@ class Outbox:
         """Publish what was collected, in the order of the protocol."""
         if self._batons:
             store_fence()
-            baton = self._slab.baton
+            baton = self._baton
             for slot, word in self._batons:
                 baton[slot] = word
             self._batons.clear()
-            self._bells.add(self._slab.layout.gateway)
-        if self._closed is not None:
-            for slot, gen in self._closing:
-                self._closed[slot] = gen
-            self._closing.clear()
+            self._bells.add(self._gateway)
+        if self._closing:
+            self._store_closed()
         store_fence()
         for worker, descriptors in self._descriptors.items():
             if descriptors:
@@ -84,3 +86,10 @@ class Outbox:
         for consumer in self._bells:
             ring(self._doorbells[consumer])
         self._bells.clear()
+
+    def _store_closed(self) -> None:
+        if self._closed is not None:
+            for slot, gen in self._closing:
+                self._closed[slot] = gen
+        self._closing.clear()
+        self._bells.add(self._gateway)
