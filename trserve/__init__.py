@@ -10,7 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trserve.engine import Completion, Engine, EngineError
+    from trserve.engine import (
+        Completion,
+        Engine,
+        EngineError,
+        Part,
+        SamplingParams,
+        TokenLogprob,
+    )
+    from trserve.records import Recording
     from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, StepResult
     from trserve.router_lib.parameters import Parameter
 
@@ -21,9 +29,13 @@ __all__ = [
     "Engine",
     "EngineError",
     "Parameter",
+    "Part",
     "PeerReq",
+    "Recording",
     "RequestView",
+    "SamplingParams",
     "StepResult",
+    "TokenLogprob",
 ]
 
 _HOMES = {
@@ -32,9 +44,13 @@ _HOMES = {
     "Engine": "trserve.engine",
     "EngineError": "trserve.engine",
     "Parameter": "trserve.router_lib.parameters",
+    "Part": "trserve.offline.answers",
     "PeerReq": "trserve.router_lib.base",
+    "Recording": "trserve.records",
     "RequestView": "trserve.router_lib.base",
+    "SamplingParams": "trserve.offline.sampling_params",
     "StepResult": "trserve.router_lib.base",
+    "TokenLogprob": "trserve.offline.answers",
 }
 
 

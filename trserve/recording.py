@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 import msgspec
@@ -89,19 +90,22 @@ class EndLog:
         self._path = Path(plan.directory) / f"{plan.run}{ENDS_SUFFIX}"
         self._fd = open_rows(self._path, END_ROW)
         self._stopped = False
+        self._lock = Lock()  # answers end in any thread, the engine perhaps in another
 
     def add(self, request: int, tokens: int, finish: str) -> None:
         """Note that ``tokens`` of ``request`` were delivered; one of ``FINISH_REASONS``."""
-        if self._stopped:
-            return
-        try:
-            write_all(
-                self._fd, np.array([(request, tokens, FINISH_REASONS.index(finish))], END_ROW)
-            )
-        except OSError as error:
-            self._stopped = True
-            log.error("recording of ends stopped: %s: %s", self._path, error.strerror)
+        row = np.array([(request, tokens, FINISH_REASONS.index(finish))], END_ROW)
+        with self._lock:
+            if self._stopped:
+                return
+            try:
+                write_all(self._fd, row)
+            except OSError as error:
+                self._stopped = True
+                log.error("recording of ends stopped: %s: %s", self._path, error.strerror)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+        """Close the file; what ends later is not noted."""
+        with self._lock:
+            self._stopped = True
+            os.close(self._fd)

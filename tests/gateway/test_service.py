@@ -39,7 +39,8 @@ def service(folder: Path) -> Service:
 
 
 def prepare(service: Service, request: GenerationRequest) -> Job:
-    return service.prepare(request, ListSink())
+    (job,) = service.prepare_all(request, lambda *_: ListSink())
+    return job
 
 
 def params(service: Service, **fields: Any) -> RequestParams:
@@ -213,11 +214,6 @@ def test_without_a_seed_equal_prompts_get_different_ones(service: Service) -> No
     assert len({decode_params(job.params).sampling.seed for job in jobs}) == 4
 
 
-def test_several_choices_are_no_single_job(service: Service) -> None:
-    with pytest.raises(RequestError):
-        prepare(service, completion(n=2))
-
-
 def test_logprobs_take_pages_for_the_limit(folder: Path) -> None:
     service = new_service(folder, lengths=(4096, 4096), slots=2)
     assert prepare(service, completion(max_tokens=4000)).pages == 0
@@ -237,8 +233,7 @@ def test_logprobs_that_can_never_fit_are_refused(folder: Path) -> None:
 
 def test_an_echo_with_logprobs_scores_the_prompt(service: Service) -> None:
     def job(**fields: Any) -> Job:
-        (found,) = service.prepare_all(completion(**fields), lambda *_: ListSink())
-        return found
+        return prepare(service, completion(**fields))
 
     scored = job(echo=True, logprobs=1, max_tokens=0)
     assert (scored.limit, scored.pages) == (3, 1)

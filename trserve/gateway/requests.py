@@ -57,7 +57,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     ``logprobs`` is how many of the most probable tokens are wanted beside each token's own log
     probability, None for none of it; ``echo`` that the answer begins with the prompt.
     ``router_params`` joins the parameters of ``NAME:threshold=0.3`` and of ``trserve.router``, of
-    which the latter win.
+    which the latter win. ``record`` is no member of a body: what an instance that records keeps.
     """
 
     kind: Kind
@@ -95,6 +95,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     router_params: dict[str, float] = {}
     entry_model: str | None = None
     only: str | None = None
+    record: bool = True
 
     @property
     def text_length(self) -> int:

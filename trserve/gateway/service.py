@@ -71,6 +71,7 @@ class Service:
     """What the endpoint offers; made once, from the plan.
 
     Attributes:
+        token_names: the texts of single tokens.
         router_parameters: what the router takes; known once a worker has loaded it.
         max_prompt_and_output: the longest row that every model can hold.
     """
@@ -79,7 +80,7 @@ class Service:
         self._plan = plan
         self._slab = slab
         self._tokenizer = Tokenizer.load(Path(plan.tokenizer_path))
-        self._token_names = TokenNames(self._tokenizer)
+        self.token_names = TokenNames(self._tokenizer)
         self.model_names = [model.name for model in plan.models]
         self.served_names = plan.served_names
         self.router_name = plan.router
@@ -100,18 +101,6 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
-
-    def prepare(self, request: GenerationRequest, sink: Sink) -> Job:
-        """The job of ``request``, which has one choice, whose answer goes to ``sink``.
-
-        Raises RequestError.
-        """
-        if request.num_choices != 1:
-            raise RequestError("one prompt with n = 1 is answered here", param="n")
-        if request.echo:
-            raise RequestError("echo is for responses over HTTP; leave it out", param="echo")
-        (job,) = self.prepare_all(request, lambda *_: sink)
-        return job
 
     def prepare_all(
         self, request: GenerationRequest, sink_of: Callable[[int, Prompt], Sink]
@@ -154,6 +143,7 @@ class Service:
             tops=self._tops(request),
             scores_prompt=request.echo and request.logprobs is not None,
             trace=request.trace,
+            record=request.record,
         )
         records = limit - params.first_record(length)
         return Job(
@@ -185,7 +175,7 @@ class Service:
         """What makes the collector of one choice's log probabilities, if they are wanted."""
         if request.logprobs is None:
             return None
-        names = self._token_names
+        names = self.token_names
         if request.kind == "chat":
             return lambda _: ChatLogprobs(names)
         return lambda prompt: CompletionLogprobs(

@@ -1,0 +1,1 @@
+"""What ``trserve.Engine`` is made of; the public names are those of ``trserve``."""
