@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -70,9 +71,16 @@ class Shared:
     def view(self) -> Any:
         return self._target.view()
 
+    def reshape(self, length: int) -> Shared:
+        """All rows one after the other."""
+        row = self._target.shape[1]
+        return Shared(self._target.reshape(length), self._fuse, lambda at: self._check(at // row))
+
 
 def _slots(at: Any) -> list[int]:
     first = at[0] if isinstance(at, tuple) else at
+    if isinstance(first, np.ndarray):
+        return first.tolist()
     return first if isinstance(first, list) else [first]
 
 

@@ -179,6 +179,11 @@ class BlockPool:
             if request.num_computed > (request.num_cached + 1) * size:
                 self._cache_until(request, (request.num_computed - 1) // size)
 
+    def cached_up_to_date(self, request: Request) -> bool:
+        """Whether :meth:`note_computed` has nothing to do until ``request`` fills a block more."""
+        end = (request.num_cached + 1) * self.block_size
+        return self._cache is None or request.num_computed <= end
+
     def _cache_until(self, request: Request, end: int) -> None:
         """Cache the blocks of ``request`` before the ``end``-th, all of them full and computed.
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trserve.ipc.annotations import AnnotationBook
-from trserve.ipc.baton import Baton
+from trserve.ipc.baton import LENGTH_SHIFT, Baton
 from trserve.params import RequestParams
 from trserve.workers.adjustments import Adjustment
 from trserve.workers.states import Event, State, advance
@@ -26,26 +26,28 @@ class Request:
         num_cached: how many of the first blocks are in the prefix cache, for others to share.
         block_hashes: of the row's first full blocks, as far as they were needed.
         hop: the last hop that was handled here; -1 before the first.
-        committed_here: tokens committed here since the baton arrived.
+        arrival_length: committed length of the row when the baton came.
         arrived_empty: whether the hop that brought the baton had committed nothing.
         pinned: whether the request never leaves this worker, whatever the router says.
         adjustment: its biases and penalties, or None where it has none.
         book: where the annotations of its tokens go, or None where none are wanted.
         end_ids: tokens that ``min_tokens`` keeps away while the row is shorter than ``min_length``;
             stop_ids: those that end the request.
-        word: the baton word while this worker has it, ahead of the slab's by what is not published.
-        visible: tokens of the row that a router may see (committed, plus one just sampled).
+        base_word: the baton word while this worker has it, but for its length.
+        visible: tokens of the row that a router may see where they are more than the committed
+            ones: those, plus one just sampled.
     """
 
     __slots__ = (
         "_row",
         "adjustment",
+        "arrival_length",
         "arrived_empty",
         "bank",
+        "base_word",
         "block_hashes",
         "block_table",
         "book",
-        "committed_here",
         "end_ids",
         "extras",
         "gen",
@@ -68,7 +70,6 @@ class Request:
         "state",
         "stop_ids",
         "visible",
-        "word",
     )
 
     def __init__(
@@ -107,8 +108,8 @@ class Request:
         self.visible = prompt_len
         self.hop = -1
         self.bank = 0
-        self.word = 0
-        self.committed_here = 0
+        self.base_word = 0
+        self.arrival_length = prompt_len
         self.arrived_empty = False
         self.pending_ns = 0
         self.last_store_ns = 0
@@ -124,12 +125,22 @@ class Request:
     @property
     def token_ids(self) -> NDArray[np.int32]:
         """A read-only view of the row: committed, plus the token just sampled."""
-        return self._row[: self.visible]
+        return self._row[: max(self.visible, self.length)]
 
     @property
     def committed_len(self) -> int:
         """Tokens that are final, prompt included."""
         return self.length
+
+    @property
+    def committed_here(self) -> int:
+        """Tokens committed here since the baton arrived."""
+        return self.length - self.arrival_length
+
+    @property
+    def word(self) -> int:
+        """The baton word while this worker has it, ahead of the slab's by what is unpublished."""
+        return self.base_word | self.length << LENGTH_SHIFT
 
     @property
     def finished(self) -> bool:
@@ -177,8 +188,8 @@ class Request:
         self.length = self.visible = baton.length
         self.hop = baton.hop
         self.bank = baton.bank
-        self.word = baton.pack()
-        self.committed_here = baton.length - arrival_length
+        self.base_word = baton._replace(length=0).pack()
+        self.arrival_length = arrival_length
         self.runnable_since_ns = now_ns
         # A step never computes 0 tokens: with nothing new to take in, the last one is repeated.
         self.num_computed = min(self.num_computed, baton.length - 1)

@@ -10,29 +10,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trserve.workers.request import Request
-from trserve.workers.sampler import RowSampling
+from trserve.workers.sampler import RowSampling, drawn_rows
 
 
-class RowSamplings:
-    """Makes the arrays of one step after the other."""
+class BatchSampling:
+    """How the same requests draw, step after step."""
 
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
-        self._fixed = _fixed(())
-        self._varies = False
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = list(requests)
+        self._fixed = _fixed(requests)
+        self._varies = any(
+            request.adjustment is not None or request.sampling.min_tokens for request in requests
+        )
 
-    def of(self, requests: Sequence[Request]) -> RowSampling:
-        """How each of ``requests`` draws the token at its row's end."""
-        if self._requests != requests:
-            self._requests = list(requests)
-            self._fixed = _fixed(requests)
-            self._varies = any(
-                request.adjustment is not None or request.sampling.min_tokens
-                for request in requests
-            )
-        positions = np.array([request.length for request in requests], np.int64)
+    def at(self, positions: NDArray[np.integer]) -> RowSampling:
+        """How each draws the token at its row's end, which is at its entry of ``positions``."""
         if not self._varies:
             self._fixed.positions = positions
             return self._fixed
@@ -41,25 +36,41 @@ class RowSamplings:
             positions=positions,
             banned=[
                 (row, request.end_ids)
-                for row, request in enumerate(requests)
+                for row, request in enumerate(self.requests)
                 if request.num_generated < request.sampling.min_tokens
             ],
             adjustments=[
                 (row, request.adjustment.advance(request.token_ids[: request.length]))
-                for row, request in enumerate(requests)
+                for row, request in enumerate(self.requests)
                 if request.adjustment is not None
             ],
         )
 
 
+class RowSamplings:
+    """Makes the arrays of one step after the other."""
+
+    def __init__(self) -> None:
+        self._batch = BatchSampling(())
+
+    def of(self, requests: Sequence[Request]) -> RowSampling:
+        """How each of ``requests`` draws the token at its row's end."""
+        batch = self._batch
+        if batch.requests != requests:
+            batch = self._batch = BatchSampling(requests)
+        return batch.at(np.array([request.length for request in requests], np.int64))
+
+
 def _fixed(requests: Sequence[Request]) -> RowSampling:
     """What of the arrays stays while the same requests go on."""
     sampling = [request.sampling for request in requests]
+    temperatures = np.array([s.temperature for s in sampling])
     return RowSampling(
-        temperatures=np.array([s.temperature for s in sampling]),
+        temperatures=temperatures,
         top_k=np.array([s.top_k for s in sampling], np.int64),
         top_p=np.array([s.top_p for s in sampling]),
         min_p=np.array([s.min_p for s in sampling]),
         seeds=np.array([s.seed for s in sampling], np.uint64),
         positions=np.zeros(len(sampling), np.int64),
+        drawn=drawn_rows(temperatures),
     )

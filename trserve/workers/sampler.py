@@ -101,6 +101,7 @@ class RowSampling:
     ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off; ``positions`` are those of the tokens
     to be drawn. ``banned`` lists (row, token ids) that must not be chosen: end tokens before
     ``min_tokens``. ``adjustments`` lists (row, biases and penalties), up to date with the row.
+    ``drawn`` are the rows that are not greedy, in order, where somebody has worked them out.
     """
 
     temperatures: npt.NDArray[np.floating]
@@ -111,6 +112,12 @@ class RowSampling:
     positions: npt.NDArray[np.integer]
     banned: Sequence[tuple[int, Sequence[int]]] = ()
     adjustments: Sequence[tuple[int, Adjustment]] = ()
+    drawn: _Int64Array | None = None
+
+
+def drawn_rows(temperatures: npt.NDArray[np.floating]) -> _Int64Array:
+    """The rows with these temperatures that draw at random."""
+    return np.flatnonzero(temperatures >= GREEDY_BELOW)
 
 
 class Sampler:
@@ -119,6 +126,7 @@ class Sampler:
     def __init__(self, model: int = 0) -> None:
         self.model = model
         self._numbers: dict[tuple[int, int], _Float64Array] = {}
+        self._ahead = _Ahead(np.empty(0, np.uint64))
 
     def sample(self, logits: torch.Tensor, rows: RowSampling) -> _Int64Array:
         """One token per row, int64 [B]; ``logits`` (float32 [B, V]) stays as it is.
@@ -133,17 +141,23 @@ class Sampler:
         A row that holds a NaN or plus infinity, or nothing but minus infinity, gets ``NO_TOKEN``.
         """
         # numpy, because on the CPU it shares the memory and its small operations cost a third.
-        array: npt.NDArray[np.float32] = logits.detach().cpu().numpy()
+        array: npt.NDArray[np.float32] = logits.numpy(force=True)
         if rows.banned or rows.adjustments:
             array = _adjusted(array, rows)
         tokens = self.largest(array)
-        largest = array[np.arange(len(array)), tokens]
+        count = len(tokens)
+        largest = array[np.arange(count), tokens]
         # The arg max finds a NaN before any number, so its value tells whether the row is sound.
         finite = np.isfinite(largest)
-        sampled = np.flatnonzero(finite & (rows.temperatures[: len(array)] >= GREEDY_BELOW))
-        if len(sampled):
-            tokens[sampled] = self._draw(array[sampled], largest[sampled], rows, sampled)
-        if not finite.all():
+        sound = np.count_nonzero(finite) == count
+        drawn = drawn_rows(rows.temperatures[:count]) if rows.drawn is None else rows.drawn
+        if not sound:
+            drawn = drawn[finite[drawn]]
+        if len(drawn) == count:
+            return self._draw(array, largest, rows, drawn)
+        if len(drawn):
+            tokens[drawn] = self._draw(array[drawn], largest[drawn], rows, drawn)
+        if not sound:
             tokens[~finite] = NO_TOKEN
         return tokens
 
@@ -194,25 +208,49 @@ class Sampler:
         The generator's rounds cost the same for one number as for a block of them, and a request
         asks for one position after the other.
         """
-        keys = [
-            (seed, position // _NUMBERS_KEPT)
-            for seed, position in zip(seeds.tolist(), positions.tolist(), strict=True)
-        ]
-        missing = list({key for key in keys if key not in self._numbers})
-        if missing:
-            self._remember(missing)
-        offsets = (positions % _NUMBERS_KEPT).tolist()
-        numbers = self._numbers
-        return np.array([numbers[key][at] for key, at in zip(keys, offsets, strict=True)])
+        ahead = self._ahead
+        if not ahead.is_for(seeds):
+            ahead = self._ahead = _Ahead(seeds)
+        blocks = positions // _NUMBERS_KEPT
+        stale = np.flatnonzero(blocks != ahead.blocks)
+        if len(stale):
+            keys = list(zip(seeds[stale].tolist(), blocks[stale].tolist(), strict=True))
+            found = {key: self._numbers[key] for key in keys if key in self._numbers}
+            if missing := [key for key in dict.fromkeys(keys) if key not in found]:
+                found.update(self._remember(missing))
+            for row, key in zip(stale.tolist(), keys, strict=True):
+                ahead.numbers[row] = found[key]
+            ahead.blocks = blocks
+        return ahead.numbers[ahead.rows, positions - blocks * _NUMBERS_KEPT]
 
-    def _remember(self, keys: list[tuple[int, int]]) -> None:
+    def _remember(self, keys: list[tuple[int, int]]) -> dict[tuple[int, int], _Float64Array]:
+        """Compute the blocks ``keys`` and keep them; what was kept before may be forgotten."""
         if len(self._numbers) + len(keys) > _MAX_BLOCKS:
             self._numbers = {}
         seeds = np.array([seed for seed, _ in keys], np.uint64).repeat(_NUMBERS_KEPT)
         firsts = np.array([block * _NUMBERS_KEPT for _, block in keys])
         positions = (firsts[:, None] + np.arange(_NUMBERS_KEPT)).reshape(-1)
         numbers = uniforms(seeds, positions, self.model, PURPOSE_SAMPLE)
-        self._numbers.update(zip(keys, numbers.reshape(len(keys), -1), strict=True))
+        made = dict(zip(keys, numbers.reshape(len(keys), -1), strict=True))
+        self._numbers.update(made)
+        return made
+
+
+class _Ahead:
+    """The numbers around the positions of the last step, of the requests with these seeds.
+
+    ``numbers`` is [R, _NUMBERS_KEPT]; ``blocks`` [R] says which block each row of it is, -1 none.
+    """
+
+    def __init__(self, seeds: _UInt64Array) -> None:
+        self._key = seeds.tobytes()
+        self.rows = np.arange(len(seeds))
+        self.blocks: npt.NDArray[np.integer] = np.full(len(seeds), -1)
+        self.numbers: _Float64Array = np.empty((len(seeds), _NUMBERS_KEPT))
+
+    def is_for(self, seeds: _UInt64Array) -> bool:
+        """Whether its rows are those of ``seeds``."""
+        return self._key == seeds.tobytes()
 
 
 def _adjusted(logits: npt.NDArray[np.float32], rows: RowSampling) -> npt.NDArray[np.float32]:

@@ -30,6 +30,8 @@ class StepInputs:
 
     __slots__ = (
         "_offsets",
+        "_ones",
+        "_ones32",
         "block_size",
         "block_tables",
         "kv_len",
@@ -55,6 +57,9 @@ class StepInputs:
         self.block_tables: Int32Array = np.zeros((max_rows, max_blocks_per_row), np.int32)
         # One longer than any row can be, so that a chunk's positions are a slice plus its start.
         self._offsets: Int64Array = np.arange(max_tokens, dtype=np.int64)
+        # Adding an array takes half the time of adding a number.
+        self._ones: Int64Array = np.ones(max_rows, np.int64)
+        self._ones32: Int32Array = np.ones(max_rows, np.int32)
 
     @property
     def decode_only(self) -> bool:
@@ -123,6 +128,24 @@ class StepInputs:
         np.add(positions, 1, out=self.kv_len[:count], casting="same_kind")
         self.query_start[: count + 1] = self._offsets[: count + 1]
         self.num_rows = self.num_tokens = count
+
+    def advance_decode_rows(self, token_ids: npt.NDArray[np.integer]) -> None:
+        """Make each row of a step of decodes compute ``token_ids`` [B], one position further on.
+
+        Rows whose position begins a block need :meth:`start_block` before they are computed.
+        """
+        count = self.num_rows
+        ones = self._ones[:count]
+        self.token_ids[:count] = token_ids
+        for places in (self.positions[:count], self.slots[:count]):
+            np.add(places, ones, places)
+        lengths = self.kv_len[:count]
+        np.add(lengths, self._ones32[:count], lengths)
+
+    def start_block(self, row: int, index: int, block: int) -> None:
+        """Say that the position of decode row ``row`` is the first of its ``index``-th block."""
+        self.block_tables[row, index] = block
+        self.slots[row] = block * self.block_size
 
     def _finish_row(self, num_tokens: int, kv_len: int, block_table: Int32Array) -> None:
         row = self.num_rows

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.baton import Finish
-from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import Slab
 from trserve.router_lib.base import StepResult
 from trserve.sched.batching import choose_step
+from trserve.workers.load_words import LoadWords
 from trserve.workers.logprobs import Wanted, write_logprobs
 from trserve.workers.memory import Plan, fit_to_memory
 from trserve.workers.prompt_scoring import PromptScores
@@ -31,20 +31,9 @@ from trserve.workers.row_sampling import RowSamplings
 from trserve.workers.runner import ForwardOutput, TorchRunner
 from trserve.workers.sampler import Sampler
 from trserve.workers.states import State
+from trserve.workers.steady import SteadyRows, is_steady
 from trserve.workers.step import StepInputs
 from trserve.workers.table import RequestTable
-
-_STEPS = WORKER_WORDS.index("steps")
-_RUNNING = WORKER_WORDS.index("running")
-_PENDING = WORKER_WORDS.index("pending")
-_FREE = WORKER_WORDS.index("free_blocks")
-_CACHED = WORKER_WORDS.index("cached_blocks")
-_KV_DROPS = WORKER_WORDS.index("kv_drops")
-_KV_REPAIRS = WORKER_WORDS.index("kv_repairs")
-_QUERIED = WORKER_WORDS.index("cache_queried_tokens")
-_HIT = WORKER_WORDS.index("cache_hit_tokens")
-_EVICTIONS = WORKER_WORDS.index("cache_evictions")
-
 
 FEW_ROWS: Final = 6
 """Below this, filling rows one by one is cheaper than a handful of vector operations."""
@@ -89,9 +78,11 @@ class StepCycle:
         self._inputs = inputs
         self._limits = limits
         self._recorder = recorder
-        self._words = slab.workers[index].words
+        self._load = LoadWords(slab.workers[index], table)
         self._row_sampling = RowSamplings()
         self._short_of_blocks = False
+        self._version_before = -1  # the table's, at the last step that was chosen
+        self._steady: SteadyRows | None = None
         self._annotated: list[Request] = []  # those with a book that were not over at a step
         table.on_arrival = self.arrive
 
@@ -117,23 +108,20 @@ class StepCycle:
 
     def run(self, now_ns: int) -> None:
         """One step, if anything is runnable. The caller publishes its results."""
-        if self._table.runnable:
+        steady = self._steady
+        if steady is not None and steady.version == self._table.version and steady.take_blocks():
+            noteworthy = steady.starts_blocks
+            self._run_steady(steady)
+            if not noteworthy and steady.version == self._table.version:
+                return
+        elif self._table.runnable:
+            self._steady = None
             self._step(now_ns)
-        self._note_load()
-
-    def _note_load(self) -> None:
-        table, pool, words = self._table, self._table.pool, self._words
-        words[_RUNNING] = len(table.runnable)
-        words[_PENDING] = len(table.resident) - len(table.runnable)
-        words[_FREE] = pool.num_free
-        words[_CACHED] = pool.num_cached
-        words[_QUERIED] = pool.queried_tokens
-        words[_HIT] = pool.hit_tokens
-        words[_EVICTIONS] = pool.evictions
-        words[_KV_DROPS] = table.kv_drops
-        words[_KV_REPAIRS] = table.kv_repairs
+        self._load.note()
 
     def _step(self, now_ns: int) -> None:
+        settled = self._version_before == self._table.version
+        self._version_before = self._table.version
         wanted = choose_step(
             self._table.candidates(all_of_them=self._short_of_blocks),
             max_rows=self._limits.max_rows,
@@ -145,13 +133,47 @@ class StepCycle:
         self._short_of_blocks = len(plan) < len(wanted)
         if too_large is not None:
             self._table.finish(too_large, Finish.LENGTH)
-        if plan:
+        if settled and plan and self._can_be_steady(plan):
+            self._steady = self._make_steady(plan)
+            self._run_steady(self._steady)
+        elif plan:
             self._run_plan(plan)
+
+    def _can_be_steady(self, plan: Plan) -> bool:
+        """Whether to get ready for more steps like this one; records of tokens are made below."""
+        return not self._annotated and self._recorder is None and is_steady(plan, self._table)
+
+    def _make_steady(self, plan: Plan) -> SteadyRows:
+        requests = [request for request, _ in plan]
+        self._inputs.clear()
+        return SteadyRows(
+            requests, self._table, self._inputs, self._routing.parameter_tensors(requests)
+        )
+
+    def _run_steady(self, rows: SteadyRows) -> None:
+        """:meth:`_run_plan` for rows that are known."""
+        output = self._runner.forward(self._inputs)
+        self._load.count_step()
+        rows.note_computed()
+        sampled = self._sampler.sample(output.logits, rows.sampling())
+        rows.show(sampled)
+        destinations: Sequence[int | None] = rows.stay
+        if not rows.pinned:
+            destinations = self._routing.destinations(rows.result(output, sampled))
+        tokens = sampled.tolist()
+        if destinations != rows.stay or not rows.commit(tokens):
+            rows.count_computed()
+            for request, token, destination in zip(
+                rows.requests, tokens, destinations, strict=True
+            ):
+                self._apply(request, token, destination)
+        if rows.version == self._table.version:
+            rows.advance(sampled)
 
     def _run_plan(self, plan: Plan) -> None:
         self._fill_inputs(plan)
         output = self._forward(plan)
-        self._words[_STEPS] += 1
+        self._load.count_step()
         due: list[int] = []
         over: list[int] = []
         prefill: list[bool] = []

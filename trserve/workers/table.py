@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trserve.ipc.baton import ONE_TOKEN, Baton, Finish, SlotState, pack, unpack
+from trserve.ipc.baton import Baton, Finish, SlotState, pack, unpack
 from trserve.ipc.extras import Extras, read_extras, write_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.publish import Outbox
@@ -42,6 +42,7 @@ class RequestTable:
         kv_drops: how often a request lost its KV here.
         kv_repairs: how often blocks did not add up.
         waiting: those of ``runnable`` that have not started, or have lost their KV.
+        version: grows whenever the requests that may run change, or one of them loses its KV.
         on_arrival: called once per baton that arrives; may finish the request or hand it on.
     """
 
@@ -53,6 +54,9 @@ class RequestTable:
         # Our own copy of what is closed here, ahead of the slab's by what is not yet published:
         # a second hint at a request that just ended must not bring it back.
         self._closed = list(slab.closed[index])
+        self._cancel_vector = np.frombuffer(slab.cancel, np.int64)
+        self._flat_tokens = slab.tokens.reshape(-1)
+        self._flat_source = slab.source.reshape(-1)
         self._rows = slab.tokens.view()
         self._rows.flags.writeable = False
         self.blocks_per_row = -(-slab.layout.row_tokens // pool.block_size)
@@ -60,6 +64,7 @@ class RequestTable:
         self.pool = pool
         self.kv_drops = 0
         self.kv_repairs = 0
+        self.version = 0
         self.resident: dict[int, Request] = {}
         self.runnable: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
@@ -105,6 +110,8 @@ class RequestTable:
 
         A CANCEL descriptor that was lost thus costs one step, not the rest of the request.
         """
+        if not np.count_nonzero(self._cancel_vector):
+            return []
         cancel = self._slab.cancel
         return [r for r in self.runnable.values() if cancel[r.slot] == r.gen]
 
@@ -130,6 +137,7 @@ class RequestTable:
         request.last_store_ns = extras.stored_ns
         request.extras = extras.router
         request.take_baton(baton, extras.length, time.monotonic_ns())
+        self.version += 1
         self.runnable[request.slot] = request
         if request.state is State.WAITING:
             self.waiting[request.slot] = request
@@ -152,13 +160,30 @@ class RequestTable:
     def commit(self, request: Request) -> None:
         """Make the token that ``show`` wrote final; the caller publishes it."""
         request.length += 1
-        request.visible = request.length
-        request.committed_here += 1
-        request.word += ONE_TOKEN
 
     def stay(self, request: Request) -> None:
         """Publish what was committed of a request that goes on here."""
         self._outbox.store_baton(request.slot, request.word)
+
+    def places(self, requests: Sequence[Request]) -> NDArray[np.int64]:
+        """Where :meth:`write` puts the next token of each: the ends of their rows."""
+        row_tokens = self._slab.layout.row_tokens
+        return np.array([request.slot * row_tokens + request.length for request in requests])
+
+    def write(self, places: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """Write ``tokens`` and their source at ``places``; :meth:`show` but for the views."""
+        self._flat_tokens[places] = tokens.astype(np.int32)
+        self._flat_source[places] = self._index
+
+    def tokens_at(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
+        """One token of each of the rows ``slots``."""
+        return self._rows[slots, positions]
+
+    def stay_all(self, slots: Sequence[int], words: Sequence[int]) -> None:
+        """:meth:`stay` for many requests, whose words are given."""
+        self._outbox.store_batons(slots, words)
 
     def hand_off(
         self, request: Request, model: int, *, empty: bool, router_extras: bytes = b""
@@ -176,6 +201,7 @@ class RequestTable:
         self._outbox.send(model, Descriptor(Kind.RUN, slot, request.gen, hop))
         request.visible = request.length
         request.move(Event.HANDED_OFF)
+        self.version += 1
         self.runnable.pop(slot, None)
         self.waiting.pop(slot, None)
 
@@ -207,6 +233,7 @@ class RequestTable:
         if request is not None:
             self.pool.release(request)
             request.move(Event.FINISHED)
+            self.version += 1
             del self.resident[slot]
             self.runnable.pop(slot, None)
             self.waiting.pop(slot, None)
@@ -244,6 +271,7 @@ class RequestTable:
     def start(self, request: Request) -> None:
         """Take a waiting request into a step."""
         slot, slab = request.slot, self._slab
+        self.version += 1
         del self.waiting[slot]
         self.pool.started(request)
         if slab.cached[slot] < 0:
@@ -253,6 +281,7 @@ class RequestTable:
     def drop_kv(self, request: Request) -> None:
         """Take the KV blocks of a request; its row is untouched and will be computed again."""
         self.kv_drops += 1
+        self.version += 1
         self.pool.release(request)
         if request.state is not State.WAITING:
             request.move(Event.KV_LOST)
@@ -275,6 +304,7 @@ class RequestTable:
             self._reset_blocks()
 
     def _reset_blocks(self) -> None:
+        self.version += 1
         for request in self.resident.values():
             request.num_blocks = request.num_computed = request.num_cached = 0
         self.pool.reset()
