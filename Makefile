@@ -13,7 +13,7 @@ PIP_ARGS ?=
 setup: $(STAMP)
 
 # Runs again only when the packaging files change.
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard trserve/models/native/*.h trserve/models/native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "trserve needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

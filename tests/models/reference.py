@@ -157,11 +157,11 @@ CASES = {
 }
 
 
-def make_model(case: str) -> PreTrainedModel:
+def make_model(case: str, **changes) -> PreTrainedModel:
     """A random float32 model whose norms and biases are far from ones and zeros."""
     model_class, config_class, options = CASES[case]
     torch.manual_seed(len(case))
-    model = model_class(config_class(**{**_COMMON, **options})).eval()
+    model = model_class(config_class(**{**_COMMON, **options, **changes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -217,12 +217,12 @@ class Harness:
         self._taken += blocks
         return taken
 
-    def forward(self, rows):
-        """``rows``: (tokens, start, block table) of each."""
+    def forward(self, rows, also=None):
+        """``rows``: (tokens, start, block table) of each; ``also`` as the runner has it."""
         self.step.clear()
         for tokens, start, table in rows:
             self.step.add_row(np.asarray(tokens), start, table)
-        return self.runner.forward(self.step)
+        return self.runner.forward(self.step, also)
 
 
 def rewrite_config(path: Path, **changes) -> None:

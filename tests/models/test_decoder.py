@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 from tests.models.reference import CASES, Harness, logits_of, make_model, save
 from trserve.models import attention
 from trserve.models.mlp import Expert
+from trserve.models.native.library import CHOICE, runnable_variants
 
 TOLERANCE = 1e-4
+
+
+@pytest.fixture(autouse=True, scope="module", params=["none", *runnable_variants()[:1]])
+def kernels(request):
+    """Everything by torch alone, then with the compiled kernels where there are any."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CHOICE, request.param)
+        yield request.param
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -113,6 +122,7 @@ def test_grouping_by_length_changes_nothing(qwen3, monkeypatch):
 def test_one_long_row_does_not_pad_the_others(qwen3, monkeypatch):
     """Where padding is not cheap, what is gathered is at most twice what is needed."""
     monkeypatch.setattr(attention, "_PADDING_TOLERATED", 1000)
+    monkeypatch.setenv(CHOICE, "none")
     _, path = qwen3
     harness = Harness(path, num_blocks=64, block_size=1)
     lengths = [60] + [5] * 20

@@ -13,6 +13,7 @@ import torch
 from trserve.models.decoder import Decoder, DecoderLayer
 from trserve.models.layers import Linear, RMSNorm
 from trserve.models.mlp import DenseMlp, Expert, SparseMlp
+from trserve.models.native.support import supported
 from trserve.models.rope import interleave
 from trserve.models.spec import ExpertsSpec, ModelSpec
 
@@ -77,9 +78,10 @@ def _gated_mlp(prefix: str, hidden: int, inter: int, bias: bool) -> Iterator[_Sh
 def assemble(spec: ModelSpec, read: TensorSource, progress: Progress | None = None) -> Decoder:
     """The decoder of ``spec`` with the tensors of ``read``, each of which is read once."""
     embedding = read("model.embed_tokens.weight")
+    native = embedding.device.type == "cpu" and supported(spec, embedding.dtype)
     layers = []
     for index in range(spec.num_layers):
-        layers.append(_LayerBuilder(spec, read, index).build())
+        layers.append(_LayerBuilder(spec, read, index, native=native).build())
         if progress is not None:
             progress(index + 1, spec.num_layers)
     return Decoder(
@@ -88,14 +90,15 @@ def assemble(spec: ModelSpec, read: TensorSource, progress: Progress | None = No
         layers=layers,
         norm=RMSNorm(read("model.norm.weight"), spec.rms_norm_eps),
         head=embedding if spec.tie_word_embeddings else read("lm_head.weight"),
+        native=native,
     )
 
 
 class _LayerBuilder:
     """Fuses the tensors of one layer."""
 
-    def __init__(self, spec: ModelSpec, read: TensorSource, layer: int) -> None:
-        self._spec, self._layer = spec, layer
+    def __init__(self, spec: ModelSpec, read: TensorSource, layer: int, *, native: bool) -> None:
+        self._spec, self._layer, self._native = spec, layer, native
         prefix = layer_prefix(layer)
         self._read: TensorSource = lambda name: read(f"{prefix}{name}")
 
@@ -128,9 +131,8 @@ class _LayerBuilder:
         weight = fuse([self._read(f"{name}.weight") for name in names])
         if norm is not None and weight.dtype == torch.float32:
             weight = weight * norm.scale
-        return Linear(
-            weight, fuse([self._read(f"{name}.bias") for name in names]) if bias else None
-        )
+        biases = fuse([self._read(f"{name}.bias") for name in names]) if bias else None
+        return Linear(weight, biases, native=self._native)
 
     def _by_kv_head(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Queries, keys and values, rotary pairs side by side, ordered by KV head."""

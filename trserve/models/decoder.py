@@ -45,7 +45,11 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A decoder-only transformer on one device."""
+    """A decoder-only transformer on one device.
+
+    Attributes:
+        native: whether its weights are laid out for the compiled kernels.
+    """
 
     def __init__(
         self,
@@ -55,18 +59,20 @@ class Decoder:
         layers: list[DecoderLayer],
         norm: RMSNorm,
         head: torch.Tensor,
+        native: bool = False,
     ) -> None:
         self.spec = spec
+        self.native = native
         self.dtype = embedding.dtype
         self.embedding = embedding
         self.layers = layers
-        self._rotary = RotaryTable(spec, embedding.device)
+        self.rotary = RotaryTable(spec, embedding.device)
         # Queries are divided by sqrt(head_dim) where they are rotated, in float32.
         group = spec.num_heads // spec.num_kv_heads
         scales = torch.ones(group + 1, 1, device=embedding.device)
         scales[:group] = spec.head_dim**-0.5
         self._rotation_scales = scales
-        self._norm = norm
+        self.norm = norm
         self._head = head
         self._buffers = BufferPool(spec, self.dtype)
 
@@ -81,7 +87,8 @@ class Decoder:
             bias = self._head.new_zeros(self.spec.vocab_size)
             bias[tokenizer_size:] = -torch.inf
         tied = self._head.data_ptr() == self.embedding.data_ptr()
-        return Linear(self._head, bias, share=tied and self._head.nbytes > _COPY_TIED_BELOW)
+        share = tied and self._head.nbytes > _COPY_TIED_BELOW
+        return Linear(self._head, bias, share=share, native=self.native)
 
     def buffers(self, tokens: int) -> StepBuffers:
         """The buffers of a step of ``tokens`` tokens; every call shares the same memory."""
@@ -110,7 +117,7 @@ class Decoder:
             return self._embedding_only(token_ids if last is None else token_ids[last])
         buffers = self.buffers(len(token_ids))
         x = self.embedding.index_select(0, token_ids)
-        rotations = self._rotary.rows(positions, length) * self._rotation_scales
+        rotations = self.rotary.rows(positions, length) * self._rotation_scales
         final = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             layer.qkv.into(buffers.norm_of(layer.input_norm, x), buffers.qkv_flat)
@@ -124,13 +131,13 @@ class Decoder:
                 buffers = self.buffers(len(last))
             layer.output.add_to(x, attended)
             layer.mlp.add_to(x, buffers)
-        return self._norm.into(x, buffers.length, torch.empty_like(x, dtype=torch.float32))
+        return self.norm.into(x, buffers.length, torch.empty_like(x, dtype=torch.float32))
 
     def _embedding_only(self, token_ids: torch.Tensor) -> torch.Tensor:
         """What is left of :meth:`forward` without layers."""
         x = self.embedding.index_select(0, token_ids)
         length = self.buffers(len(token_ids)).length
-        return self._norm.into(x, length, torch.empty_like(x, dtype=torch.float32))
+        return self.norm.into(x, length, torch.empty_like(x, dtype=torch.float32))
 
 
 def _rotate(norm: RMSNorm | None, rotations: torch.Tensor, buffers: StepBuffers) -> None:

@@ -14,23 +14,41 @@ import torch
 class Linear:
     """``x @ weight.T + bias`` with the weight laid out for the few rows that a step has.
 
-    In float32 the weight is kept transposed ([in, out]), with which the matrix product takes as
-    little as half the time at 4 to 8 rows. In bfloat16 it is packed once into the blocked layout
-    of oneDNN, where torch has that, instead of being reordered in every call.
+    For the compiled kernels (``native``) it stays as it is, in :attr:`rows`, which they share with
+    torch. Without them a float32 weight is kept transposed ([in, out]), with which torch's product
+    takes as little as half the time at 4 to 8 rows; in bfloat16 it is packed once into the blocked
+    layout of oneDNN, where torch has that, instead of being reordered in every call.
 
     Args:
-        weight: [out, in]; with ``share``, used as it is and not copied into another layout.
+        weight: [out, in].
         bias: [out], or None.
+        share: the weight is used as it is and not copied into another layout.
+        native: the compiled kernels will use it.
+
+    Attributes:
+        rows: the weight [out, in], of a ``native`` one only.
+        scales: float32 [out], of 8-bit ``rows``.
+        bias: float32 [out] where ``native``; None where there is none.
     """
 
-    __slots__ = ("_bias", "_packed", "_weight")
+    __slots__ = ("_bias", "_packed", "_weight", "bias", "rows", "scales")
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, share: bool = False
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        share: bool = False,
+        native: bool = False,
     ) -> None:
         self._bias = bias
-        self._packed = not share and _can_pack(weight)
-        if self._packed:
+        self.bias = bias.float() if native and bias is not None else None
+        self.scales: torch.Tensor | None = None
+        self.rows = weight.contiguous() if native else None
+        self._packed = not share and not native and _can_pack(weight)
+        if self.rows is not None:
+            self._weight = self.rows.t()
+        elif self._packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         elif weight.dtype == torch.float32 and weight.device.type == "cpu" and not share:
             self._weight = weight.t().contiguous()
@@ -73,12 +91,12 @@ class RMSNorm:
     is left to the caller, who has folded it into the projection that follows.
     """
 
-    __slots__ = ("_floor", "_scaled", "scale")
+    __slots__ = ("_floor", "scale", "scaled")
 
     def __init__(self, weight: torch.Tensor, eps: float, *, scaled: bool = True) -> None:
         size = weight.shape[-1]
         self.scale = weight.float() * math.sqrt(size)
-        self._scaled = scaled
+        self.scaled = scaled
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
 
     def into(self, x: torch.Tensor, length: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -90,7 +108,7 @@ class RMSNorm:
         """
         torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32, out=length)
         torch.div(x, length.hypot_(self._floor), out=out)
-        return out.mul_(self.scale) if self._scaled else out
+        return out.mul_(self.scale) if self.scaled else out
 
 
 def _can_pack(weight: torch.Tensor) -> bool:

@@ -16,17 +16,17 @@ from trserve.models.layers import Linear, RMSNorm
 class DenseMlp:
     """``down(silu(gate(norm(x))) * up(norm(x)))`` (Shazeer, 2020), gate and up fused in one."""
 
-    __slots__ = ("_down", "_gate_up", "_norm")
+    __slots__ = ("down", "gate_up", "norm")
 
     def __init__(self, norm: RMSNorm, gate_up: Linear, down: Linear) -> None:
-        self._norm = norm
-        self._gate_up = gate_up
-        self._down = down
+        self.norm = norm
+        self.gate_up = gate_up
+        self.down = down
 
     def add_to(self, x: torch.Tensor, buffers: StepBuffers) -> None:
         """Add the MLP of ``x`` [T, hidden_size] to ``x``."""
-        self._gate_up.into(buffers.norm_of(self._norm, x), buffers.gate_up)
-        self._down.add_to(x, functional.silu(buffers.gate, inplace=True).mul_(buffers.up))
+        self.gate_up.into(buffers.norm_of(self.norm, x), buffers.gate_up)
+        self.down.add_to(x, functional.silu(buffers.gate, inplace=True).mul_(buffers.up))
 
 
 class Expert:

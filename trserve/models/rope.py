@@ -111,13 +111,17 @@ class RotaryTable:
         self._table = self._rotations(256)
 
     def rows(self, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """Rotations of ``positions`` (int64 [T], below ``length``), ``[T, 1, 1, head_dim / 2]``.
+        """Rotations of ``positions`` (int64 [T], below ``length``), ``[T, 1, 1, head_dim / 2]``."""
+        return self.reaching(length).index_select(0, positions)
+
+    def reaching(self, length: int) -> torch.Tensor:
+        """Rotations of all positions up to ``length``, or further, ``[L, 1, 1, head_dim / 2]``.
 
         The table grows in powers of two, so a long context pays for itself only when it comes.
         """
         if length > len(self._table):
             self._table = self._rotations(1 << (length - 1).bit_length())
-        return self._table.index_select(0, positions)
+        return self._table
 
     def _rotations(self, length: int) -> torch.Tensor:
         positions = torch.arange(length, dtype=torch.float32, device=self._frequencies.device)

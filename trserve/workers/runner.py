@@ -1,4 +1,5 @@
-"""One forward pass over the rows of a step, on the CPU.
+"""One forward pass over the rows of a step, on the CPU: by compiled kernels where few tokens are
+to be computed and the decoder allows it, by torch otherwise.
 
 Knows the decoder, the KV cache and the step's arrays; nothing of requests, sampling or routing.
 """
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from trserve.models.attention import PagedAttention
 from trserve.models.decoder import Decoder
+from trserve.models.native.decoder import MAX_TOKENS, NativeDecoder
 from trserve.workers.kv_cache import KVCache
 from trserve.workers.step import StepInputs
 
@@ -45,14 +47,21 @@ class TorchRunner:
         self._head = decoder.lm_head(tokenizer_size)
         self._attention = PagedAttention(decoder.spec, kv)
         self._inputs: _InputViews | None = None
+        self._native = NativeDecoder(decoder, kv, self._head) if decoder.native else None
 
-    @torch.inference_mode()
     def forward(self, step: StepInputs, also: NDArray[np.int64] | None = None) -> ForwardOutput:
         """Compute ``step``: its KV is stored, and the logits after each row's last token returned.
 
         ``also`` names further tokens of the step, by index, whose hidden states are wanted. A row
-        is independent of the others: NaNs of one row never reach another.
+        is independent of the others: NaNs of one row never reach another. What is returned may be
+        overwritten by the next call.
         """
+        if self._native is not None and step.num_tokens <= MAX_TOKENS:
+            return ForwardOutput(*self._native.forward(step, also))
+        return self._forward(step, also)
+
+    @torch.inference_mode()
+    def _forward(self, step: StepInputs, also: NDArray[np.int64] | None) -> ForwardOutput:
         inputs = self._inputs
         if inputs is None or inputs.step is not step:
             inputs = self._inputs = _InputViews(step)

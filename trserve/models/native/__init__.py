@@ -1,0 +1,1 @@
+"""The steps of a dense decoder on a CPU, compiled; ``decoder`` is where to begin."""

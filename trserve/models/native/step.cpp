@@ -1,0 +1,302 @@
+// One forward pass of a dense decoder over a few tokens, all layers in one call.
+//
+// Threads go through the phases of a step together (team.h); within a phase they take tasks, and
+// between two phases all meet, so that what one phase wrote the next may read. Residuals, norms,
+// rotations and softmax are in float32; products take the weights' type. Knows no requests.
+
+#include <algorithm>
+#include <memory>
+
+#include "attention.h"
+#include "model.h"
+#include "team.h"
+
+namespace trs {
+namespace {
+
+constexpr int kPhasesPerLayer = 9;
+constexpr int64_t kLongRow = 1024;  // from here on one row's attention is shared among threads
+
+template <class T>
+using Array = std::unique_ptr<T[], void (*)(void*)>;
+
+template <class T>
+Array<T> aligned(int64_t size) {
+  const size_t bytes = (std::max<int64_t>(size, 1) * sizeof(T) + 63) / 64 * 64;
+  return Array<T>(static_cast<T*>(std::aligned_alloc(64, bytes)), std::free);
+}
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual void step(const StepSpec& step) = 0;
+};
+
+template <class D>
+class TypedModel final : public Model {
+  using X = typename Input<D>::Type;
+
+ public:
+  TypedModel(const ModelSpec& spec, int threads, int spin, int64_t max_tokens)
+      : spec_(spec),
+        shape_{int(spec.heads / spec.kv_heads), int(spec.kv_heads), int(spec.dim)},
+        team_(threads, spin),
+        tasks_(new Tasks[spec.num_layers * kPhasesPerLayer + 3]) {
+    const int64_t q = spec.heads * spec.dim;
+    qkv_width_ = q + 2 * spec.kv_heads * spec.dim;
+    int64_t widest = spec.head.columns;
+    for (int64_t i = 0; i < spec.num_layers; ++i) {
+      widest = std::max(widest, spec.layers[i].down.columns);
+      widest = std::max(widest, spec.layers[i].output.columns);
+    }
+    x_ = aligned<float>(max_tokens * spec.hidden);
+    normed_ = aligned<X>(max_tokens * spec.hidden);
+    qkv_ = aligned<float>(max_tokens * qkv_width_);
+    queries_ = aligned<X>(max_tokens * q);
+    attended_ = aligned<X>(max_tokens * q);
+    active_ = aligned<X>(max_tokens * spec.intermediate);
+    row_of_ = aligned<int32_t>(max_tokens);
+    scratch_stride_ = kWideRows * widest;
+    scratch_ = aligned<X>(threads * scratch_stride_);
+    partials_ = aligned<Partial>(2 * threads);
+  }
+
+  void step(const StepSpec& step) override {
+    step_ = &step;
+    for (int64_t row = 0; row < step.rows; ++row) {
+      for (int32_t t = step.query_start[row]; t < step.query_start[row + 1]; ++t) row_of_[t] = row;
+    }
+    for (int64_t i = 0; i < spec_.num_layers * kPhasesPerLayer + 3; ++i) tasks_[i].reset();
+    plan_segments();
+    team_.run([](void* self, int thread) { static_cast<TypedModel*>(self)->work(thread); }, this);
+  }
+
+ private:
+  // -- the phases ---------------------------------------------------------------------------
+
+  void work(int thread) {
+    int phase = 0;
+    const int tokens = int(step_->tokens);
+    each(phase++, tokens, [&](int t) { embed(t); });
+    for (int64_t i = 0; i < spec_.num_layers; ++i) {
+      const Layer& layer = spec_.layers[i];
+      each(phase++, tokens, [&](int t) { norm(layer.input_norm, t); });
+      product(phase++, thread, layer.qkv, normed_.get(), tokens,
+              [&](int r, int t, float value) { qkv_[t * qkv_width_ + r] = value; });
+      each(phase++, tokens * shape_.kv_heads, [&](int task) { rotate_and_store(layer, task); });
+      phase = attention(phase, thread, layer);
+      product(phase++, thread, layer.output, attended_.get(), tokens,
+              [&](int r, int t, float value) { x_[t * spec_.hidden + r] += value; });
+      each(phase++, tokens, [&](int t) { norm(layer.mlp_norm, t); });
+      gated(phase++, thread, layer.gate_up, tokens);
+      product(phase++, thread, layer.down, active_.get(), tokens,
+              [&](int r, int t, float value) { x_[t * spec_.hidden + r] += value; });
+    }
+    each(phase++, int(step_->hidden_count), [&](int i) { final_norm(i); });
+    product(phase++, thread, spec_.head, normed_.get(), int(step_->logits_count),
+            [&](int r, int t, float value) { step_->logits[t * spec_.head.rows + r] = value; });
+  }
+
+  template <class Task>
+  void each(int phase, int count, Task task) {
+    for (int i; (i = tasks_[phase].take()) < count;) task(i);
+    team_.meet();
+  }
+
+  // A few tasks a thread, each of some rows.
+  int rows_per_task(int64_t rows) const {
+    const int64_t share = rows / (team_.threads() * 6);
+    return int(team_.threads() == 1 ? rows : std::max<int64_t>(16, (share + 7) / 8 * 8));
+  }
+
+  template <class Emit>
+  void product(int phase, int thread, const Matrix& matrix, const X* input, int tokens, Emit emit) {
+    const int rows = int(matrix.rows), size = std::max(1, rows_per_task(rows));
+    each(phase, tokens ? (rows + size - 1) / size : 0, [&](int i) {
+      run(thread, matrix, input, i * size, std::min(rows, (i + 1) * size), tokens, emit);
+    });
+  }
+
+  template <class Emit>
+  void run(int thread, const Matrix& matrix, const X* input, int first, int last, int tokens, Emit emit) {
+    X* scratch = scratch_.get() + thread * scratch_stride_;
+    if (matrix.kind == Kind::kInt8) {
+      multiply<int8_t>(matrix, input, matrix.columns, first, last, tokens, scratch, emit);
+    } else {
+      multiply<D>(matrix, input, matrix.columns, first, last, tokens, scratch, emit);
+    }
+  }
+
+  // silu(gate) * up. A task computes the same rows of both, so nobody waits for the other half.
+  void gated(int phase, int thread, const Matrix& matrix, int tokens) {
+    const int width = int(spec_.intermediate), size = std::min(kGatedRows, rows_per_task(width));
+    each(phase, (width + size - 1) / size, [&](int i) {
+      const int first = i * size, last = std::min(width, first + size);
+      for (int from = 0; from < tokens; from += kGatedTokens) {
+        gate_block(thread, matrix, first, last, from, std::min(kGatedTokens, tokens - from));
+      }
+    });
+  }
+
+  void gate_block(int thread, const Matrix& matrix, int first, int last, int from, int tokens) {
+    alignas(64) float gates[kGatedRows * kGatedTokens], ups[kGatedRows * kGatedTokens];
+    const int width = int(spec_.intermediate);
+    const X* input = normed_.get() + from * spec_.hidden;
+    run(thread, matrix, input, first, last, tokens,
+        [&](int r, int t, float gate) { gates[t * kGatedRows + r - first] = gate; });
+    run(thread, matrix, input, width + first, width + last, tokens,
+        [&](int r, int t, float up) { ups[t * kGatedRows + r - width - first] = up; });
+    for (int t = 0; t < tokens; ++t) {
+      X* out = active_.get() + (from + t) * spec_.intermediate + first;
+      activate(gates + t * kGatedRows, ups + t * kGatedRows, last - first, out);
+    }
+  }
+
+  // -- tokens -------------------------------------------------------------------------------
+
+  void embed(int t) {
+    const D* row = static_cast<const D*>(spec_.embedding) + step_->token_ids[t] * spec_.hidden;
+    float* x = x_.get() + t * spec_.hidden;
+    for (int64_t i = 0; i < spec_.hidden; ++i) x[i] = to_float(row[i]);
+  }
+
+  float inverse_length(const float* x) const {
+    Floats squares = {};
+    int64_t i = 0;
+    for (; i + kLanes <= spec_.hidden; i += kLanes) squares += load(x + i) * load(x + i);
+    float total = sum(squares);
+    for (; i < spec_.hidden; ++i) total += x[i] * x[i];
+    return 1.0f / std::sqrt(total + float(spec_.hidden) * spec_.eps);
+  }
+
+  void norm(const float* scale, int t) {
+    const float* x = x_.get() + t * spec_.hidden;
+    X* out = normed_.get() + t * spec_.hidden;
+    const float inverse = inverse_length(x);
+    int64_t i = 0;
+    for (; i + kLanes <= spec_.hidden; i += kLanes) {
+      const Floats scaled = load(x + i) * inverse;
+      store(out + i, scale ? scaled * load(scale + i) : scaled);
+    }
+    for (; i < spec_.hidden; ++i) store_as(out + i, x[i] * inverse * (scale ? scale[i] : 1.0f));
+  }
+
+  void final_norm(int i) {
+    const float* x = x_.get() + step_->wanted[i] * spec_.hidden;
+    float* hidden = step_->hidden + i * spec_.hidden;
+    const float inverse = inverse_length(x);
+    X* out = i < step_->logits_count ? normed_.get() + i * spec_.hidden : nullptr;
+    for (int64_t j = 0; j < spec_.hidden; ++j) {
+      hidden[j] = x[j] * inverse * spec_.final_norm[j];
+      if (out) store_as(out + j, hidden[j]);
+    }
+  }
+
+  // -- attention ----------------------------------------------------------------------------
+
+  void rotate_and_store(const Layer& layer, int task) {
+    const int t = task / shape_.kv_heads, head = task % shape_.kv_heads;
+    const int dim = shape_.dim, group = shape_.group;
+    float* rows = qkv_.get() + t * qkv_width_ + head * (group + 2) * dim;
+    const float* turns = step_->rotations + step_->positions[t] * dim;
+    const float factor = 1.0f / std::sqrt(float(dim));
+    for (int g = 0; g <= group; ++g) {
+      float* row = rows + g * dim;
+      if (layer.head_norm) normalize(row, dim, layer.head_norm + g * dim, float(dim) * spec_.eps);
+      rotate(row, turns, dim, g < group ? factor : 1.0f);
+    }
+    X* queries = queries_.get() + (int64_t(t) * shape_.kv_heads + head) * group * dim;
+    for (int i = 0; i < group * dim; ++i) store_as(queries + i, rows[i]);
+    D* to = static_cast<D*>(layer.cache) + (step_->slots[t] * shape_.kv_heads + head) * 2 * dim;
+    for (int i = 0; i < 2 * dim; ++i) store_as(to + i, rows[group * dim + i]);
+  }
+
+  // Whether few long rows leave threads without work unless a row is shared.
+  void plan_segments() {
+    const StepSpec& step = *step_;
+    segments_ = 0;
+    if (team_.threads() == 1 || step.tokens * shape_.kv_heads >= 4 * team_.threads()) return;
+    int64_t longest = 0;
+    for (int64_t t = 0; t < step.tokens; ++t) longest = std::max(longest, step.positions[t] + 1);
+    if (longest < kLongRow) return;
+    segments_ = int((longest + kSegment - 1) / kSegment);
+    const int64_t needed = step.tokens * shape_.kv_heads * segments_;
+    if (needed > shared_size_) {
+      shared_size_ = 2 * needed;
+      shared_ = aligned<Partial>(shared_size_);
+    }
+  }
+
+  int attention(int phase, int thread, const Layer& layer) {
+    const int pairs = int(step_->tokens) * shape_.kv_heads;
+    if (!segments_) {
+      each(phase, pairs, [&](int task) {
+        Partial* mine = partials_.get() + 2 * thread;
+        attend(shape_, queries(task), cache(layer, task), length(task), mine[0], mine[1]);
+        finish(shape_, mine[0], attended(task));
+      });
+      return phase + 2;
+    }
+    each(phase, pairs * segments_, [&](int task) {
+      const int pair = task / segments_, first = task % segments_ * kSegment;
+      const int count = std::min(kSegment, length(pair) - first);
+      if (count <= 0) return;
+      attend_segment(shape_, queries(pair), cache(layer, pair), first, count, shared_[task]);
+    });
+    each(phase + 1, pairs, [&](int pair) {
+      Partial& total = shared_[pair * segments_];
+      for (int i = 1; i * kSegment < length(pair); ++i) merge(shape_, shared_[pair * segments_ + i], total);
+      finish(shape_, total, attended(pair));
+    });
+    return phase + 2;
+  }
+
+  const X* queries(int pair) const { return queries_.get() + int64_t(pair) * shape_.group * shape_.dim; }
+  X* attended(int pair) const { return attended_.get() + int64_t(pair) * shape_.group * shape_.dim; }
+  int length(int pair) const { return int(step_->positions[pair / shape_.kv_heads]) + 1; }
+
+  HeadCache<D> cache(const Layer& layer, int pair) const {
+    const int64_t stride = int64_t(shape_.kv_heads) * 2 * shape_.dim;
+    const D* base = static_cast<const D*>(layer.cache) + pair % shape_.kv_heads * 2 * shape_.dim;
+    const int32_t row = row_of_[pair / shape_.kv_heads];
+    return {base, step_->block_tables + row * step_->table_stride, stride, int(spec_.block_size)};
+  }
+
+  static constexpr int kGatedRows = 64;
+  static constexpr int kGatedTokens = 64;
+
+  const ModelSpec spec_;
+  const HeadShape shape_;
+  Team team_;
+  std::unique_ptr<Tasks[]> tasks_;
+  const StepSpec* step_ = nullptr;
+  int64_t qkv_width_ = 0, scratch_stride_ = 0, shared_size_ = 0;
+  int segments_ = 0;
+  Array<float> x_{nullptr, std::free}, qkv_{nullptr, std::free};
+  Array<X> normed_{nullptr, std::free}, queries_{nullptr, std::free}, attended_{nullptr, std::free};
+  Array<X> active_{nullptr, std::free}, scratch_{nullptr, std::free};
+  Array<int32_t> row_of_{nullptr, std::free};
+  Array<Partial> partials_{nullptr, std::free}, shared_{nullptr, std::free};
+};
+
+}  // namespace
+}  // namespace trs
+
+#define TRS_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// Head dimensions must be a multiple of this, for the kernels' vectors.
+TRS_EXPORT int64_t trs_dim_multiple(int32_t kind) {
+  return trs::Kind(kind) == trs::Kind::kFloat32 ? trs::kLanes : trs::kStride<trs::bf16, trs::Input<trs::bf16>::Type>;
+}
+
+TRS_EXPORT void* trs_create(const trs::ModelSpec* spec, int32_t threads, int32_t spin, int64_t max_tokens) {
+  if (spec->kind == trs::Kind::kFloat32) return new trs::TypedModel<float>(*spec, threads, spin, max_tokens);
+  return new trs::TypedModel<trs::bf16>(*spec, threads, spin, max_tokens);
+}
+
+TRS_EXPORT void trs_step(void* model, const trs::StepSpec* step) { static_cast<trs::Model*>(model)->step(*step); }
+
+TRS_EXPORT void trs_destroy(void* model) { delete static_cast<trs::Model*>(model); }
+}
