@@ -25,24 +25,31 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from bench.common import Row
+from bench.handoff_stamps import (
+    StampedConsumer,
+    StampedCycle,
+    StampedProducer,
+    StampedRunner,
+    Stamps,
+    create_router,
+)
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.baton import HOP_MASK, SlotState, unpack
 from trserve.ipc.layout import Layout
 from trserve.ipc.publish import Outbox
-from trserve.ipc.rings import Descriptor, Kind, RingConsumer, RingProducer
+from trserve.ipc.rings import RingConsumer, RingProducer
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab
 from trserve.params import RequestParams, SamplingParams, encode_params
 
 if TYPE_CHECKING:
-    from trserve.router_lib.base import BaseRouter, StepResult
     from trserve.workers.loop import WorkerLoop
 
 STAGES: Final = ("send", "ring", "wake", "receive", "schedule")
@@ -53,113 +60,6 @@ MAX_STEP_TOKENS: Final = 2048
 COLD_HOPS: Final = 6
 """The first hops of a request compute its prompt at both workers, and gather the batch."""
 GIVE_UP_S: Final = 120.0
-
-Key = tuple[int, int]
-"""Generation of the batch's first request, and the hop."""
-
-
-@dataclass
-class Stamps:
-    """What one worker noted of its handoffs, in ``time.monotonic_ns``.
-
-    ``sent[key]``: decided, sent, tail stored. ``taken[key]``: woken, received, scheduled, and
-    decided again.
-    """
-
-    batch: int
-    sent: dict[Key, tuple[int, int, int]] = field(default_factory=dict)
-    taken: dict[Key, tuple[int, int, int, int]] = field(default_factory=dict)
-    woken: int = 0
-    received: int = 0
-    scheduled: int = 0
-    decided: int = 0
-    flushing: int = 0
-    current: Key | None = None
-
-    def key_of(self, descriptors: Sequence[Descriptor]) -> Key | None:
-        """The key of a batch on its way between workers; None for anything else."""
-        if len(descriptors) != self.batch:
-            return None
-        kind, _, gen, hop = descriptors[0]
-        return (gen, hop) if kind == Kind.RUN and hop else None
-
-
-class _StampedProducer(RingProducer):
-    def __init__(self, words: memoryview, stamps: Stamps) -> None:
-        super().__init__(words)
-        self._stamps = stamps
-
-    def push(self, descriptors: Sequence[Descriptor]) -> bool:
-        pushed, now = super().push(descriptors), time.monotonic_ns()
-        stamps = self._stamps
-        if (key := stamps.key_of(descriptors)) is not None:
-            stamps.sent[key] = (stamps.decided, stamps.flushing, now)
-        return pushed
-
-
-class _StampedConsumer(RingConsumer):
-    def __init__(self, words: memoryview, stamps: Stamps) -> None:
-        super().__init__(words)
-        self._stamps = stamps
-
-    def overflowed(self) -> bool:
-        self._stamps.woken = time.monotonic_ns()  # the first that a woken loop asks
-        return super().overflowed()
-
-    def drain(self) -> list[Descriptor]:
-        found = super().drain()
-        if (key := self._stamps.key_of(found)) is not None:
-            self._stamps.current = key
-        return found
-
-
-class _StampedCycle:
-    def __init__(self, cycle: Any, stamps: Stamps) -> None:
-        self._cycle = cycle
-        self._stamps = stamps
-
-    def run(self, now_ns: int) -> None:
-        if self._stamps.current is not None and not self._stamps.received:
-            self._stamps.received = time.monotonic_ns()
-        self._cycle.run(now_ns)
-
-
-class _StampedRunner:
-    def __init__(self, runner: Any, stamps: Stamps) -> None:
-        self._runner = runner
-        self._stamps = stamps
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def forward(self, *inputs: Any) -> Any:
-        if self._stamps.current is not None and not self._stamps.scheduled:
-            self._stamps.scheduled = time.monotonic_ns()
-        return self._runner.forward(*inputs)
-
-
-def _create_router(index: int, vocab_size: int, stamps: Stamps) -> BaseRouter:
-    from trserve.router_lib.base import BaseRouter, RouterContext
-
-    class PingPong(BaseRouter):
-        """Sends the batch on once all of it is in one step."""
-
-        def route(self, result: StepResult) -> list[int]:
-            now, count = time.monotonic_ns(), len(result.requests)
-            if stamps.current is not None and count == stamps.batch:
-                stamps.taken[stamps.current] = (
-                    stamps.woken,
-                    stamps.received,
-                    stamps.scheduled,
-                    now,
-                )
-                stamps.current = None
-            stamps.received = stamps.scheduled = 0
-            answer = [int(count == stamps.batch)] * count
-            stamps.decided = time.monotonic_ns()
-            return answer
-
-    return PingPong(RouterContext(index, ("slm", "llm"), vocab_size, {}))
 
 
 @dataclass(frozen=True)
@@ -200,9 +100,9 @@ def _create_loop(
     num_blocks = 2 * setting.batch * ROW_TOKENS // BLOCK
     kv = KVCache(spec, num_blocks=num_blocks, block_size=BLOCK, dtype=torch.float32)
     slab = Slab(shared.slab_fd, setting.layout)
-    producer = _StampedProducer(slab.ring_words(index, 1 - index), stamps)
+    producer = StampedProducer(slab.ring_words(index, 1 - index), stamps)
     rings = [
-        _StampedConsumer(slab.ring_words(1 - index, index), stamps),
+        StampedConsumer(slab.ring_words(1 - index, index), stamps),
         RingConsumer(slab.ring_words(setting.layout.gateway, index)),
     ]
     outbox = Outbox(slab, {1 - index: producer}, shared.bells, worker=index)
@@ -212,8 +112,8 @@ def _create_loop(
         index=index,
         slab=slab,
         table=table,
-        routing=Routing(_create_router(index, spec.vocab_size, stamps)),
-        runner=_StampedRunner(TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size), stamps),  # type: ignore[arg-type]
+        routing=Routing(create_router(index, spec.vocab_size, stamps)),
+        runner=StampedRunner(TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size), stamps),  # type: ignore[arg-type]
         sampler=Sampler(index),
         inputs=StepInputs(
             max_tokens=MAX_STEP_TOKENS,
@@ -238,7 +138,7 @@ def _create_loop(
         on_control=lambda: not _has_ended(control_fd),
         launcher_fd=os.pidfd_open(os.getppid()),
         table=table,
-        cycle=_StampedCycle(cycle, stamps),  # type: ignore[arg-type]
+        cycle=StampedCycle(cycle, stamps),  # type: ignore[arg-type]
         publish=publish,
     )
 
