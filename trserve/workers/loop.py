@@ -79,8 +79,18 @@ class WorkerLoop:
     def turn(self) -> bool:
         """One iteration; False once the loop is to end."""
         busy = bool(self._table.runnable)
-        ready = {fd for fd, _ in self._poller.poll(0 if busy else BELT_S)}
+        events = self._poller.poll(0 if busy else BELT_S)
         self._recount_due |= busy
+        if (events or not busy) and not self._react({fd for fd, _ in events}, busy=busy):
+            return False
+        for request in self._table.cancelled() if busy else ():
+            self._table.finish(request, Finish.ABORT)
+        self._cycle.run(time.monotonic_ns())
+        self._publish()
+        return True
+
+    def _react(self, ready: set[int], *, busy: bool) -> bool:
+        """Look at what woke the worker, or at nothing that did; False once the loop is to end."""
         if self._launcher_fd in ready:
             log.error("the launcher ended; so does this worker")
             return False
@@ -88,14 +98,10 @@ class WorkerLoop:
             return False
         if self._bell in ready or not (busy or ready):
             self._take_in(by_belt=self._bell not in ready)
-        for request in self._table.cancelled() if busy else ():
-            self._table.finish(request, Finish.ABORT)
         if self._recount_due and not (busy or ready or self._table.runnable):
             # Once for each time that the worker falls idle, when nobody waits for it.
             self._table.check_blocks(strict=self._strict)
             self._recount_due = False
-        self._cycle.run(time.monotonic_ns())
-        self._publish()
         return True
 
     def _take_in(self, *, by_belt: bool) -> None:

@@ -126,6 +126,7 @@ class Sampler:
     def __init__(self, model: int = 0) -> None:
         self.model = model
         self._numbers: dict[tuple[int, int], _Float64Array] = {}
+        self._rows = np.arange(0)
         self._ahead = _Ahead(np.empty(0, np.uint64))
 
     def sample(self, logits: torch.Tensor, rows: RowSampling) -> _Int64Array:
@@ -146,7 +147,9 @@ class Sampler:
             array = _adjusted(array, rows)
         tokens = self.largest(array)
         count = len(tokens)
-        largest = array[np.arange(count), tokens]
+        if len(self._rows) != count:
+            self._rows = np.arange(count)
+        largest = array[self._rows, tokens]
         # The arg max finds a NaN before any number, so its value tells whether the row is sound.
         finite = np.isfinite(largest)
         sound = np.count_nonzero(finite) == count

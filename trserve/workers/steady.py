@@ -25,7 +25,7 @@ from trserve.workers.request import Request
 from trserve.workers.row_sampling import BatchSampling
 from trserve.workers.runner import ForwardOutput
 from trserve.workers.sampler import NO_TOKEN, RowSampling
-from trserve.workers.step import StepInputs
+from trserve.workers.step import MIN_WIDTH, StepInputs
 from trserve.workers.table import RequestTable
 
 STAY: Final = 0
@@ -82,10 +82,12 @@ class SteadyRows:
         self._room = min(request.limit - request.length for request in requests)
         self._exceptions = frozenset({NO_TOKEN}).union(*(r.stop_ids for r in requests))
         self._set_inputs()
-        self._places = table.places(requests)
-        self._ones = np.ones(len(requests), np.int64)
-        self._words = np.array([request.word for request in requests]) + ONE_TOKEN
-        self._one_token = np.full(len(requests), ONE_TOKEN)
+        # What grows, and by how much: the places of the next tokens, and the words to store.
+        self._growing = np.zeros((2, max(len(requests), MIN_WIDTH)), np.int64)
+        self._growth = np.array([[1], [ONE_TOKEN]]).repeat(self._growing.shape[1], axis=1)
+        self._places, self._words = self._growing[:, : len(requests)]
+        self._places[:] = table.places(requests)
+        self._words[:] = [request.word + ONE_TOKEN for request in requests]
         self._starts = self._block_starts()
         self._turn = 0
 
@@ -178,7 +180,6 @@ class SteadyRows:
     def advance(self, tokens: NDArray[np.int64]) -> None:
         """Go on to the next step, after one in which all committed ``tokens`` and stayed."""
         self._inputs.advance_decode_rows(tokens)
-        np.add(self._places, self._ones, self._places)
-        np.add(self._words, self._one_token, self._words)
+        np.add(self._growing, self._growth, self._growing)
         self._room -= 1
         self._turn = (self._turn + 1) % len(self._starts)

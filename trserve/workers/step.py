@@ -5,11 +5,16 @@ Knows rows, positions and blocks; nothing of requests, of torch or of why a row 
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+
+MIN_WIDTH: Final = 2
+"""numpy adds two numbers in place in a quarter of the time that it takes for one."""
 
 
 class StepInputs:
@@ -135,12 +140,13 @@ class StepInputs:
         Rows whose position begins a block need :meth:`start_block` before they are computed.
         """
         count = self.num_rows
-        ones = self._ones[:count]
         self.token_ids[:count] = token_ids
-        for places in (self.positions[:count], self.slots[:count]):
+        width = max(count, MIN_WIDTH)
+        ones = self._ones[:width]
+        for places in (self.positions[:width], self.slots[:width]):
             np.add(places, ones, places)
-        lengths = self.kv_len[:count]
-        np.add(lengths, self._ones32[:count], lengths)
+        lengths = self.kv_len[:width]
+        np.add(lengths, self._ones32[:width], lengths)
 
     def start_block(self, row: int, index: int, block: int) -> None:
         """Say that the position of decode row ``row`` is the first of its ``index``-th block."""
