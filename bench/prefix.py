@@ -24,7 +24,11 @@ OUTPUT_TOKENS: Final = 4
 REPEATS: Final = 5
 QUICK_REPEATS: Final = 2
 TARGET: Final = 20.0
-_OPTIONS: Final = {"max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
+_OPTIONS: Final[dict[str, Any]] = {
+    "max_tokens": OUTPUT_TOKENS,
+    "temperature": 0,
+    "ignore_eos": True,
+}
 
 
 def ttft_ms(engine: Engine, prompt: Sequence[int]) -> float:
