@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.ipc.memory import memory
 from trserve.errors import StartupError
 from trserve.ipc import slab as slab_module
-from trserve.ipc.layout import PARAMS_BYTES, Layout
+from trserve.ipc.layout import HEADER_WORDS, PARAMS_BYTES, Layout
 from trserve.ipc.slab import Slab, create_slab_file
 
 LAYOUTS = st.builds(
@@ -46,6 +46,24 @@ def test_every_pair_has_a_ring_of_its_own(layout: Layout) -> None:
     assert all(b - a >= layout.ring_bytes for a, b in itertools.pairwise(offsets))
     assert offsets[-1] + layout.ring_bytes <= layout.size
     assert layout.ring_capacity >= 2 * layout.slots
+
+
+@given(LAYOUTS)
+def test_every_process_has_events_of_its_own(layout: Layout) -> None:
+    offsets = [layout.trace_offset(process) for process in range(layout.workers + 1)]
+    assert all(b - a >= layout.trace_bytes for a, b in itertools.pairwise(offsets))
+    assert offsets[0] == layout.regions["traces"].offset
+    assert offsets[-1] + layout.trace_bytes <= layout.size
+
+
+@given(LAYOUTS)
+def test_a_header_tells_its_layout(layout: Layout) -> None:
+    header = layout.header()
+    words = [*header, *[0] * (HEADER_WORDS - len(header))]
+    assert Layout.from_header(words) == layout
+    for at in (0, 1, 5):  # magic, version, size
+        assert Layout.from_header([*words[:at], words[at] + 1, *words[at + 1 :]]) is None
+    assert Layout.from_header([]) is None
 
 
 def test_words_of_one_field_do_not_show_in_another() -> None:

@@ -6,13 +6,14 @@ numpy comparison covers all baton words and no two writers share a cache line by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
 LINE: Final = 64
 MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
-LAYOUT_VERSION: Final = 4
+LAYOUT_VERSION: Final = 5
 PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
@@ -24,6 +25,8 @@ MAX_PAGES: Final = 4096  # 64 MiB, of which what nobody asked for is never touch
 HEADER_WORDS: Final = 8
 DESCRIPTOR_WORDS: Final = 2
 RING_HEADER_WORDS: Final = 3 * LINE // 8  # head, tail and overflow count, a line each
+TRACE_RECORD_WORDS: Final = 4
+TRACE_RECORDS: Final = 2**15  # a power of two; 1 MiB a process, some seconds of a busy one
 
 WORKER_WORDS: Final = (
     "status",
@@ -88,6 +91,11 @@ class Layout:
         return 8 * (RING_HEADER_WORDS + DESCRIPTOR_WORDS * self.ring_capacity)
 
     @property
+    def trace_bytes(self) -> int:
+        """Bytes of one process's events."""
+        return 8 * TRACE_RECORD_WORDS * TRACE_RECORDS
+
+    @property
     def pages_per_request(self) -> int:
         """Annotation pages that one request may hold: a whole row's, within reason."""
         return min(pages_for(self.row_tokens, MAX_TOPS), MAX_PAGES_PER_REQUEST)
@@ -125,6 +133,7 @@ class Layout:
             "page_table": 4 * self.pages_per_request * self.slots,
             "pages": 4 * PAGE_WORDS * self.num_pages,
             "rings": self.ring_bytes * self.workers * (self.workers + 1),
+            "traces": self.trace_bytes * (self.workers + 1),
         }
         regions: dict[str, Region] = {}
         offset = 0
@@ -136,7 +145,7 @@ class Layout:
     @property
     def size(self) -> int:
         """Bytes of the whole slab."""
-        last = self.regions["rings"]
+        last = self.regions["traces"]
         return _align(last.offset + last.size)
 
     def ring_offset(self, producer: int, consumer: int) -> int:
@@ -144,6 +153,19 @@ class Layout:
         index = consumer * (self.workers + 1) + producer
         return self.regions["rings"].offset + index * self.ring_bytes
 
+    def trace_offset(self, process: int) -> int:
+        """Byte offset of the events of ``process``: a worker, or the gateway."""
+        return self.regions["traces"].offset + process * self.trace_bytes
+
     def header(self) -> tuple[int, ...]:
         """The words that the launcher writes and every child checks."""
         return (MAGIC, LAYOUT_VERSION, self.slots, self.row_tokens, self.workers, self.size)
+
+    @classmethod
+    def from_header(cls, header: Sequence[int]) -> Layout | None:
+        """The layout that wrote ``header``; None if it was another version's, or nobody's."""
+        found = tuple(header)
+        if len(found) < HEADER_WORDS or found[:2] != (MAGIC, LAYOUT_VERSION):
+            return None
+        layout = cls(*found[2:5])
+        return layout if layout.header() == found[: len(layout.header())] else None

@@ -13,6 +13,7 @@ field                                     writer
 ``extras``, ``sent``, its ``pages``       everyone has closed; the launcher for a reaped worker)
 ``cancel``                                gateway
 ``closed[w]``                             worker w
+``traces[p]``                             process p, see trace.py
 ========================================  =====================================================
 """
 
@@ -158,6 +159,11 @@ class Slab:
         """The int64 words of one ring, header first."""
         offset = self.layout.ring_offset(producer, consumer)
         return self._bytes[offset : offset + self.layout.ring_bytes].cast("q")
+
+    def trace_words(self, process: int) -> memoryview:
+        """The int64 words of one process's events, a worker's or the gateway's."""
+        offset = self.layout.trace_offset(process)
+        return self._bytes[offset : offset + self.layout.trace_bytes].cast("q")
 
     def extras(self, slot: int, bank: int) -> memoryview:
         """The ``extras`` bank of a slot: 16 bytes of the runtime, then 64 of the router."""
