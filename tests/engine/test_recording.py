@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import torch
 import transformers
 
 from tests.procfs import descendants
-from trserve import Completion, Engine, Recording, demo
+from trserve import Completion, Engine, EngineError, Recording, demo
 from trserve.errors import ConfigError
 from trserve.record_format import HEADER_BYTES
 from trserve.records import RequestRecord
@@ -146,7 +149,7 @@ def test_of_a_stream_that_was_left_there_is_what_was_given(engine: Engine, direc
 
 
 def test_records_survive_retraction_and_a_second_run_adds_to_them(tmp_path: Path) -> None:
-    """Room for two rows, eight requests: most lose their KV on the way, some more than once."""
+    """Eight requests in room for less than two: they take each other's KV all the time."""
     prompts = [[10 + place] * 16 for place in range(8)]
     options = {"max_tokens": 48, "temperature": 1.0, "seed": 5, "ignore_eos": True}
     answers: list[list[Completion]] = []
@@ -160,6 +163,27 @@ def test_records_survive_retraction_and_a_second_run_adds_to_them(tmp_path: Path
     for answer in answers[0] + answers[1]:
         assert answer.request_id is not None
         check_record(found[answer.request_id], answer)
+
+
+def test_what_was_given_before_a_worker_was_killed_is_recorded(tmp_path: Path) -> None:
+    with new_engine(tmp_path) as engine:
+        stream = engine.stream([5, 6], temperature=0, ignore_eos=True, max_tokens=400)
+        given = [token for part in islice(stream, 10) for token in part.token_ids]
+        os.kill(worker_of(tmp_path, "tiny"), signal.SIGKILL)
+        with suppress(EngineError):
+            for part in stream:
+                given += part.token_ids
+    (record,) = records(tmp_path).values()
+    assert record.token_ids[: len(given)].tolist() == given
+
+
+def worker_of(directory: Path, model: str) -> int:
+    """The process that has the rows of ``model`` open."""
+    (rows,) = directory.glob(f"*.{MODELS.index(model)}.rows")
+    for pid in descendants(os.getpid()):
+        if any(file.resolve() == rows for file in Path(f"/proc/{pid}/fd").iterdir()):
+            return pid
+    raise AssertionError("nobody writes there")
 
 
 def test_a_directory_of_other_shapes_is_refused(engine: Engine, directory: Path) -> None:
