@@ -137,6 +137,16 @@ def read_header(path: Path) -> RecordHeader:
     return header
 
 
+def headers_in(directory: Path) -> list[RecordHeader]:
+    """Those of all files of rows, by run and model. Raises ConfigError, OSError.
+
+    A file that is shorter than a header holds no rows: its writer ended, or the disk was full,
+    before there was one.
+    """
+    paths = sorted(directory.glob(f"*{ROWS_SUFFIX}"))
+    return [read_header(path) for path in paths if path.stat().st_size >= HEADER_BYTES]
+
+
 def read_rows(path: Path, row: np.dtype[Any], *, start: int = 0) -> NDArray[Any]:
     """The whole rows behind the first ``start`` bytes, mapped; a torn last one is left out."""
     count = (path.stat().st_size - start) // row.itemsize if path.exists() else 0

@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
 import msgspec
@@ -21,10 +20,8 @@ from trserve.record_format import (
     END_ROW,
     ENDS_SUFFIX,
     FINISH_REASONS,
-    ROWS_SUFFIX,
     RecordHeader,
-    open_rows,
-    read_header,
+    headers_in,
     write_all,
 )
 
@@ -52,7 +49,7 @@ def plan_record(directory: Path, headers: Sequence[RecordHeader]) -> RecordPlan:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        found = [read_header(path) for path in sorted(directory.glob(f"*{ROWS_SUFFIX}"))]
+        found = headers_in(directory)
     except OSError as error:
         raise ConfigError(f"--record {directory}: {error.strerror}") from None
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -88,24 +85,19 @@ class EndLog:
 
     def __init__(self, plan: RecordPlan) -> None:
         self._path = Path(plan.directory) / f"{plan.run}{ENDS_SUFFIX}"
-        self._fd = open_rows(self._path, END_ROW)
         self._stopped = False
-        self._lock = Lock()  # answers end in any thread, the engine perhaps in another
 
     def add(self, request: int, tokens: int, finish: str) -> None:
-        """Note that ``tokens`` of ``request`` were delivered; one of ``FINISH_REASONS``."""
-        row = np.array([(request, tokens, FINISH_REASONS.index(finish))], END_ROW)
-        with self._lock:
-            if self._stopped:
-                return
-            try:
-                write_all(self._fd, row)
-            except OSError as error:
-                self._stopped = True
-                log.error("recording of ends stopped: %s: %s", self._path, error.strerror)
+        """Note that ``tokens`` of ``request`` were delivered; ``finish`` is of ``FINISH_REASONS``.
 
-    def close(self) -> None:
-        """Close the file; what ends later is not noted."""
-        with self._lock:
+        May be called from several threads: what is appended in one write does not mix.
+        """
+        if self._stopped:
+            return
+        row = np.array([(request, tokens, FINISH_REASONS.index(finish))], END_ROW)
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                write_all(file.fileno(), row)
+        except OSError as error:
             self._stopped = True
-            os.close(self._fd)
+            log.error("recording of ends stopped: %s: %s", self._path, error.strerror)

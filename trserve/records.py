@@ -11,7 +11,7 @@ Knows no torch and nothing of a running instance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,9 +28,8 @@ from trserve.record_format import (
     PROMPT_ROW,
     PROMPTS_SUFFIX,
     ROWS_SUFFIX,
-    RecordHeader,
     has_stopped,
-    read_header,
+    headers_in,
     read_rows,
     rows_path,
 )
@@ -66,7 +65,7 @@ class ModelRows(NamedTuple):
         return self.top_logits - self.logsumexp[:, None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RequestRecord:
     """One request.
 
@@ -77,7 +76,8 @@ class RequestRecord:
         token_ids: [N] int32, the answer as far as every row of it is there.
         sources: [N] int64, index of the model that wrote each token.
         finish_reason: ``stop``, ``length``, ``abort``, or ``left`` where the caller went away;
-            None where the end is not recorded: over HTTP, or where the program ended before.
+            None where the end is not recorded: over HTTP, where the request failed, or where the
+            program ended before.
         complete: whether ``token_ids`` is all that was delivered (where the end is not recorded:
             all that was committed).
     """
@@ -130,16 +130,15 @@ class Recording:
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
-        headers = [read_header(p) for p in sorted(self._directory.glob(f"*{ROWS_SUFFIX}"))]
+        headers = headers_in(self._directory)
         if not headers:
             raise ConfigError(f"{directory} holds no records")
         self._shapes = {header.index: header for header in headers}
+        self._any_shape = headers[0]
         for header in headers:
             if not header.describes_the_same(self._shapes[header.index]):
                 raise ConfigError(f"{directory} holds records of different models or shapes")
-        self._runs: dict[str, dict[int, RecordHeader]] = {}
-        for header in headers:
-            self._runs.setdefault(header.run, {})[header.index] = header
+        self._runs = sorted({header.run for header in headers})
         self.models = tuple(headers[0].models)
         self.problems = [
             f"run {h.run}: recording of {self.models[h.index]} stopped early (a write failed)"
@@ -148,15 +147,16 @@ class Recording:
         ]
 
     def __iter__(self) -> Iterator[RequestRecord]:
-        for run, headers in self._runs.items():
-            yield from self._read_run(run, headers)
+        for run in self._runs:
+            yield from self._read_run(run)
 
-    def _read_run(self, run: str, headers: Mapping[int, RecordHeader]) -> Iterator[RequestRecord]:
+    def _read_run(self, run: str) -> Iterator[RequestRecord]:
         rows, prompts = [], []
         for index in range(len(self.models)):
             path = self._directory / f"{run}.{index}{ROWS_SUFFIX}"
-            dtype = headers[index].row if index in headers else self._any_row()
-            rows.append(read_rows(path, dtype, start=HEADER_BYTES))
+            # Of a model that never wrote there is no shape, and there are no rows.
+            row = self._shapes.get(index, self._any_shape).row
+            rows.append(read_rows(path, row, start=HEADER_BYTES))
             prompts.append(read_rows(path.with_suffix(PROMPTS_SUFFIX), PROMPT_ROW))
         prompt_rows = np.concatenate(prompts)
         prompt_indices = _by_request(prompt_rows)
@@ -170,10 +170,6 @@ class Recording:
             prompt = prompt_rows[prompt_indices.get(request, nothing)]["token"]
             own = tuple(found.get(request, nothing) for found in indices)
             yield self._join(run, request, prompt, tuple(rows), own, ends.get(request))
-
-    def _any_row(self) -> np.dtype[Any]:
-        """The type of the rows of a model that has written none."""
-        return next(iter(self._shapes.values())).row
 
     def _join(
         self,

@@ -43,6 +43,11 @@ def header(index: int, models: int = 2, run: str = "r1") -> RecordHeader:
     )
 
 
+def replace_header(old: RecordHeader, **changes: Any) -> RecordHeader:
+    values = {name: getattr(old, name) for name in old.__struct_fields__}
+    return RecordHeader(**values | changes)
+
+
 def attach(worker: Worker, directory: Path, max_rows: int = 8, run: str = "r1") -> Recorder:
     """Have ``worker`` record; the hidden state of a row is its best token and its model."""
     recorder = Recorder(directory, header(worker.index, run=run), max_rows)
@@ -166,7 +171,6 @@ def test_overshoot_is_dropped_where_the_end_is_known(tmp_path: Path) -> None:
     write(tmp_path, 0, rows_of(1, [(1, 5, 1), (2, 6, 1), (3, 7, 1)]), [8])
     ends = EndLog(plan_record(tmp_path, [header(0), header(1)]))
     ends.add(1, 2, "stop")
-    ends.close()
     record = only(tmp_path)
     assert (record.token_ids.tolist(), record.finish_reason) == ([5, 6], "stop")
     assert record.complete
@@ -259,17 +263,36 @@ def test_a_directory_of_other_models_is_refused(tmp_path: Path) -> None:
         plan_record(tmp_path, [header(0, models=1)])
 
 
-def replace_header(old: RecordHeader, **changes: Any) -> RecordHeader:
-    values = {name: getattr(old, name) for name in old.__struct_fields__}
-    return RecordHeader(**values | changes)
+def later_version() -> bytes:
+    return replace_header(header(0), version=2).encode()
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * HEADER_BYTES, header(0).encode()[:100]])
-def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
+BAD_HEADERS = {
+    "no magic": (b"x" * HEADER_BYTES, "header of a recording"),
+    "no JSON": (header(0).encode().replace(b"{", b"["), "cannot be read"),
+    "later version": (later_version(), "format version 2"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_HEADERS.values(), ids=list(BAD_HEADERS))
+def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.0.rows").write_bytes(content)
     for refuse in (lambda: Recording(tmp_path), lambda: plan_record(tmp_path, [header(0)])):
-        with pytest.raises(ConfigError, match="header of a recording"):
+        with pytest.raises(ConfigError, match=message):
             refuse()
+
+
+@pytest.mark.parametrize("length", [0, 100])
+def test_a_file_without_a_whole_header_has_no_rows(tmp_path: Path, length: int) -> None:
+    torn = rows_path(tmp_path, header(0))
+    torn.write_bytes(header(0).encode()[:length])
+    with pytest.raises(ConfigError, match="no records"):
+        Recording(tmp_path)
+    plan_record(tmp_path, [header(0), header(1)])
+    with recorded(tmp_path) as w:  # a successor in the same run makes it whole
+        slot = w.submit(PROMPT, limit=8)
+        w.run(slot)
+    assert len(only(tmp_path).token_ids) == 3
 
 
 def test_an_empty_directory_has_no_records_and_a_file_is_none(tmp_path: Path) -> None:

@@ -205,6 +205,3 @@ class Session:
             self._stop()
         self._thread.join(STOP_TIMEOUT_S)
         self._host.close()
-        ends, self.ends = self.ends, None
-        if ends is not None:
-            ends.close()
