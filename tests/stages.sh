@@ -23,7 +23,7 @@ suite() { stage "$1" "$bin/python" -m pytest "${@:2}"; }
 stage lint "$bin/ruff" check .
 stage format "$bin/ruff" format --check .
 stage types "$bin/mypy"
-suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher tests/test_serverproc.py
+suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher tests/trace tests/test_serverproc.py
 suite "models and workers" tests/models tests/workers tests/router_lib
 suite "gateway" tests/gateway
 suite "published weights" tests/realmodel

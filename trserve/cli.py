@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -105,6 +106,41 @@ def _launch_command(name: str, *, hidden: bool = False) -> click.Command:
     )
 
 
+def _trace(**values: Any) -> None:
+    from trserve.trace.command import trace
+
+    try:
+        click.echo(trace(**values), err=True)
+    except StartupError as error:
+        click.echo(f"trserve: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _trace_command() -> click.Command:
+    output = click.Path(dir_okay=False, path_type=Path)
+    return click.Command(
+        "trace",
+        params=[
+            click.Option(["-o", "--output"], required=True, type=output, help="The file to write."),
+            click.Option(
+                ["--seconds"],
+                default=5.0,
+                type=click.FloatRange(min=0, min_open=True),
+                help="How long to watch.",
+                show_default=True,
+            ),
+            click.Option(["--pid"], type=int, help="The server whose launcher this is."),
+            click.Option(["--port"], type=int, help="The server that listens there."),
+        ],
+        callback=_trace,
+        help="Watch a running server and write its steps and handoffs as a Trace Event file, "
+        "to be opened in Perfetto.\n\nThe server is the one of this user that runs; with "
+        "several, name one by --pid or --port. It need not be told: its processes always note "
+        "what they do.",
+        short_help="Write a running server's steps and handoffs for Perfetto.",
+    )
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="trserve")
 def main() -> None:
@@ -113,3 +149,4 @@ def main() -> None:
 
 main.add_command(_launch_command("launch"))
 main.add_command(_launch_command("serve", hidden=True))
+main.add_command(_trace_command())

@@ -168,7 +168,7 @@ def _trace(fd: str, layout: str, count: str) -> dict[str, int]:
     writer = TraceWriter(slab.trace_words(0))
     first = len(slab.trace_words(0)) // TRACE_RECORD_WORDS
     for position in range(first, first + int(count)):
-        writer.note(EventKind.STEP_END, position & 0xFFFF, gen=traced_gen(position))
+        writer.note(EventKind.STEP, position & 0xFFFF, gen=traced_gen(position))
     return {"noted": int(count)}
 
 

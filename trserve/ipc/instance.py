@@ -54,6 +54,37 @@ def remove_abandoned(control_endpoint: str) -> None:
     shutil.rmtree(Path(control_endpoint.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
+def running_instances() -> dict[int, Path]:
+    """Directories of this user's servers that run, by the pid of the owner (the launcher).
+
+    The kernel says who holds a lock, so nothing that a file says has to be believed.
+    """
+    holders = _lock_holders()
+    found = {}
+    for path in Path(tempfile.gettempdir()).glob(_prefix() + "*"):
+        try:
+            lock = (path / _LOCK_NAME).stat()
+            ours = _is_ours(path)
+        except FileNotFoundError:
+            continue  # just being created or removed
+        pid = holders.get((os.major(lock.st_dev), os.minor(lock.st_dev), lock.st_ino))
+        if ours and pid:
+            found[pid] = path
+    return found
+
+
+def _lock_holders() -> dict[tuple[int, int, int], int]:
+    """Pids by (major, minor, inode) of the files that are locked by ``flock``."""
+    holders = {}
+    for line in Path("/proc/locks").read_text().splitlines():
+        # "1: FLOCK  ADVISORY  WRITE 6202 fe:00:2146460 0 EOF"; "->" marks one that waits
+        fields = line.split()
+        if fields[1] == "FLOCK":
+            major, minor, inode = fields[5].split(":")
+            holders[int(major, 16), int(minor, 16), int(inode)] = int(fields[4])
+    return holders
+
+
 def sweep_dead_instances() -> list[Path]:
     """Remove directories of this user's servers whose owner is dead; returns them."""
     removed = []

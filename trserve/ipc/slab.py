@@ -42,6 +42,8 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK_GROW: Final = 0x2 | 0x4
 MAX_SHARE_OF_MEMORY: Final = 0.5
+SLAB_NAME: Final = "trserve-slab"
+"""What the kernel shows for the memory file; no two processes find each other by it."""
 
 
 def available_memory() -> int:
@@ -64,7 +66,7 @@ def create_slab_file(layout: Layout) -> int:
             f"{layout.size / 2**30:.1f} GiB, more than half of the memory that is free: "
             "lower --max-requests or --max-model-len"
         )
-    fd = os.memfd_create("trserve-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(SLAB_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, layout.size)
     fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK_GROW)
     return fd

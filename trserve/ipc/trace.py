@@ -40,16 +40,19 @@ MAX_VALUE: Final = (1 << _VALUE_BITS) - 1
 
 
 class EventKind(IntEnum):
-    """What happened; ``value`` is what the comment says."""
+    """What happened; ``value`` is what the comment says.
 
-    STEP_START = 1  # runnable requests
-    STEP_END = 2  # rows of the step
-    HANDOFF_SENT = 3  # the hop that was made
-    HANDOFF_RECEIVED = 4  # the hop that came
-    RESUMED = 5  # the hop whose request is in a step again
-    GATE_OPENED = 6  # a GateReason
-    ADMITTED = 7  # prompt tokens, at most MAX_VALUE
-    FINISHED = 8  # a Finish
+    A step is one event, noted at its end, with ``gen`` the time of its start: half the cost of
+    two, and no start without its end when the ring was full.
+    """
+
+    STEP = 1  # rows of the step
+    HANDOFF_SENT = 2  # the hop that was made
+    HANDOFF_RECEIVED = 3  # the hop that came
+    RESUMED = 4  # the hop that came, once the request was in a step
+    GATE_OPENED = 5  # a GateReason
+    ADMITTED = 6  # tokens of the row, at the first contact with a request
+    FINISHED = 7  # a Finish
 
 
 class GateReason(IntEnum):
