@@ -47,6 +47,7 @@ from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import RingConsumer, RingProducer
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab
+from trserve.ipc.trace import TraceWriter
 from trserve.params import RequestParams, SamplingParams, encode_params
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def _create_loop(
     from trserve.workers.step import StepInputs
     from trserve.workers.step_cycle import StepCycle, StepLimits
     from trserve.workers.table import RequestTable
+    from trserve.workers.tracing import WorkerTrace
 
     torch.set_num_threads(1)
     model = resolve_model("zero-layer", "dummy")
@@ -108,6 +110,7 @@ def _create_loop(
     outbox = Outbox(slab, {1 - index: producer}, shared.bells, worker=index)
     pool = BlockPool(num_blocks, BLOCK, prefix_caching=setting.keeps_kv)
     table = RequestTable(slab, outbox, pool, index)
+    table.trace = WorkerTrace(TraceWriter(slab.trace_words(index)))
     cycle = StepCycle(
         index=index,
         slab=slab,
@@ -140,6 +143,7 @@ def _create_loop(
         table=table,
         cycle=StampedCycle(cycle, stamps),  # type: ignore[arg-type]
         publish=publish,
+        trace=table.trace,
     )
 
 

@@ -85,6 +85,9 @@ class StampedCycle:
         self._cycle = cycle
         self._stamps = stamps
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cycle, name)
+
     def run(self, now_ns: int) -> None:
         if self._stamps.current is not None and not self._stamps.received:
             self._stamps.received = time.monotonic_ns()

@@ -20,6 +20,7 @@ from trserve.ipc.doorbell import silence
 from trserve.ipc.rings import RingConsumer
 from trserve.workers.step_cycle import StepCycle
 from trserve.workers.table import RequestTable
+from trserve.workers.tracing import WorkerTrace
 
 log = logging.getLogger(__name__)
 BELT_S: Final = 1.0
@@ -35,6 +36,7 @@ class WorkerLoop:
         on_control: takes in all control messages; returns False to end the loop.
         launcher_fd: pidfd of the launcher; readable once it has ended.
         publish: makes the iteration's results visible.
+        trace: where the steps are noted.
         strict: KV blocks that do not add up end the worker instead of being repaired (tests).
     """
 
@@ -49,6 +51,7 @@ class WorkerLoop:
         table: RequestTable,
         cycle: StepCycle,
         publish: Callable[[], None],
+        trace: WorkerTrace | None = None,
         strict: bool = False,
     ) -> None:
         self._bell = bell
@@ -59,6 +62,7 @@ class WorkerLoop:
         self._table = table
         self._cycle = cycle
         self._publish = publish
+        self._trace = trace
         self._strict = strict
         self._recount_due = False
         self.belt_finds = 0
@@ -85,8 +89,11 @@ class WorkerLoop:
             return False
         for request in self._table.cancelled() if busy else ():
             self._table.finish(request, Finish.ABORT)
-        self._cycle.run(time.monotonic_ns())
+        now, steps = time.monotonic_ns(), bool(self._table.runnable)
+        self._cycle.run(now)
         self._publish()
+        if steps and self._trace is not None:
+            self._trace.step(self._cycle.rows, now)
         return True
 
     def _react(self, ready: set[int], *, busy: bool) -> bool:

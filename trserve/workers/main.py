@@ -27,6 +27,7 @@ from trserve.ipc.control import ControlClient, worker_identity
 from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import RingConsumer, RingProducer
 from trserve.ipc.slab import Slab
+from trserve.ipc.trace import TraceWriter
 from trserve.plan import ServerPlan
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _create_loop(
     from trserve.workers.step import StepInputs
     from trserve.workers.step_cycle import StepCycle, StepLimits
     from trserve.workers.table import RequestTable
+    from trserve.workers.tracing import WorkerTrace
 
     index, model = arguments.index, plan.models[arguments.index]
     slab = Slab(arguments.slab_fd, plan.layout)
@@ -97,6 +99,7 @@ def _create_loop(
     outbox = Outbox(slab, producers, arguments.bells, worker=index)
     pool = BlockPool(model.num_blocks, plan.block_size, prefix_caching=plan.prefix_caching)
     table = RequestTable(slab, outbox, pool, index)
+    table.trace = WorkerTrace(TraceWriter(slab.trace_words(index)))
     inputs = StepInputs(
         max_tokens=plan.max_tokens,
         max_rows=plan.max_rows,
@@ -126,6 +129,7 @@ def _create_loop(
         table=table,
         cycle=cycle,
         publish=outbox.flush,
+        trace=table.trace,
     )
 
 

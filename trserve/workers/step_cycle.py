@@ -86,6 +86,11 @@ class StepCycle:
         self._annotated: list[Request] = []  # those with a book that were not over at a step
         table.on_arrival = self.arrive
 
+    @property
+    def rows(self) -> int:
+        """Rows of the last step."""
+        return self._inputs.num_rows
+
     def arrive(self, request: Request) -> None:
         """Take in a request whose baton just came: the router's ``receive`` and ``admit``."""
         if request.params.annotated and request.book is None:
@@ -174,6 +179,8 @@ class StepCycle:
         self._fill_inputs(plan)
         output = self._forward(plan)
         self._load.count_step()
+        if (trace := self._table.trace) is not None and trace.unresumed:
+            trace.resumed((request for request, _ in plan), self._table.runnable)
         due: list[int] = []
         over: list[int] = []
         prefill: list[bool] = []

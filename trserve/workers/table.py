@@ -24,6 +24,7 @@ from trserve.params import decode_params
 from trserve.workers.blocks import BlockPool
 from trserve.workers.request import Request
 from trserve.workers.states import Event, State
+from trserve.workers.tracing import WorkerTrace
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class RequestTable:
         waiting: those of ``runnable`` that have not started, or have lost their KV.
         version: grows whenever the requests that may run change, or one of them loses its KV.
         on_arrival: called once per baton that arrives; may finish the request or hand it on.
+        trace: where arrivals, handoffs and ends are noted, or None.
     """
 
     def __init__(self, slab: Slab, outbox: Outbox, pool: BlockPool, index: int) -> None:
@@ -51,6 +53,7 @@ class RequestTable:
         self._outbox = outbox
         self._index = index
         self.on_arrival: Callable[[Request], None] = _nothing_more
+        self.trace: WorkerTrace | None = None
         # Our own copy of what is closed here, ahead of the slab's by what is not yet published:
         # a second hint at a request that just ended must not bring it back.
         self._closed = list(slab.closed[index])
@@ -141,6 +144,8 @@ class RequestTable:
         self.runnable[request.slot] = request
         if request.state is State.WAITING:
             self.waiting[request.slot] = request
+        if self.trace is not None:
+            self.trace.arrived(request)
         self.on_arrival(request)
 
     # -- sending out -------------------------------------------------------------------------
@@ -204,6 +209,8 @@ class RequestTable:
         self.version += 1
         self.runnable.pop(slot, None)
         self.waiting.pop(slot, None)
+        if self.trace is not None:
+            self.trace.sent(request, hop)
 
     def finish(self, request: Request, reason: Finish) -> None:
         """End a request whose baton is here, and tell every worker that has heard of it."""
@@ -218,6 +225,8 @@ class RequestTable:
             if sent >> worker & 1 and worker != self._index:
                 self._outbox.send(worker, Descriptor(Kind.DONE, slot, gen, request.hop))
         self._close(slot, gen, request)
+        if self.trace is not None:
+            self.trace.finished(request, reason)
         if reason is Finish.NUMERIC_ERROR:
             # Nothing says where the NaN began: if in the KV of a prefix, it must not live on.
             self.pool.forget_cached()

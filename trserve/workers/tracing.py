@@ -1,0 +1,63 @@
+"""What a worker notes in its ring of events. Knows requests by their slot, generation and hop."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Final
+
+from trserve.ipc.baton import Finish
+from trserve.ipc.trace import MAX_VALUE, EventKind, TraceWriter
+from trserve.workers.request import Request
+
+# Plain integers: to build a word from an enum's member takes longer.
+_STEP: Final = int(EventKind.STEP)
+_SENT: Final = int(EventKind.HANDOFF_SENT)
+_RECEIVED: Final = int(EventKind.HANDOFF_RECEIVED)
+_RESUMED: Final = int(EventKind.RESUMED)
+_ADMITTED: Final = int(EventKind.ADMITTED)
+_FINISHED: Final = int(EventKind.FINISHED)
+
+
+class WorkerTrace:
+    """Notes events as they happen.
+
+    Attributes:
+        unresumed: requests that came by a handoff and were in no step yet.
+    """
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self._note = writer.note
+        self.unresumed: list[Request] = []
+
+    def step(self, rows: int, began_ns: int) -> None:
+        """A step of ``rows`` rows has just ended."""
+        self._note(_STEP, rows, 0, began_ns)
+
+    def arrived(self, request: Request) -> None:
+        """The baton of ``request`` has come: from the gateway, or by a handoff."""
+        if request.hop:
+            self._note(_RECEIVED, request.hop, request.slot, request.gen)
+            self.unresumed.append(request)
+        else:
+            self._note(_ADMITTED, min(request.length, MAX_VALUE), request.slot, request.gen)
+
+    def sent(self, request: Request, hop: int) -> None:
+        """``request`` leaves, by its hop ``hop``."""
+        self._note(_SENT, hop, request.slot, request.gen)
+
+    def finished(self, request: Request, reason: Finish) -> None:
+        """``request`` is over."""
+        self._note(_FINISHED, reason, request.slot, request.gen)
+
+    def resumed(self, requests: Iterable[Request], runnable: Container[int]) -> None:
+        """These are in the step; called after the forward, when nobody waits for it.
+
+        ``runnable`` has the slots of those that may still come into one.
+        """
+        left, self.unresumed = self.unresumed, []
+        taken = {request.slot for request in requests}
+        for request in left:
+            if request.slot in taken:
+                self._note(_RESUMED, request.hop, request.slot, request.gen)
+            elif request.slot in runnable:
+                self.unresumed.append(request)
