@@ -4,7 +4,8 @@ One worker's real loop, table, rings, slab and runner in this process, on the `z
 (embedding, norm and head; vocabulary 1,024, one thread), with N requests that decode until their
 row of 512 tokens is full. Each turn of the loop is timed as a whole: drain, choose, forward,
 sample, route, commit, publish. Prompts and the turns in which requests start or end are left out;
-new blocks, which each row needs every 16 steps, and their entries in the prefix cache are in.
+new blocks, which each row needs every 16 steps (not all at once, their prompts having different
+lengths), and their entries in the prefix cache are in.
 
 ``host_us`` is the turn without the time inside tensor calls, taken in the same turns by wrapping
 them: ``TorchRunner.forward``, the router's ``route``, and in the sampler the arithmetic over
@@ -59,7 +60,7 @@ MAX_ROWS: Final = 64
 MAX_TOKENS: Final = 2048
 BLOCK_SIZE: Final = 16
 ROW_TOKENS: Final = 512
-PROMPT_TOKENS: Final = 8
+PROMPT_TOKENS: Final = 24
 SETTLING_TURNS: Final = 10
 TURNS: Final = ROW_TOKENS - PROMPT_TOKENS - 2 * SETTLING_TURNS
 ROUNDS: Final = 6
@@ -156,14 +157,17 @@ class Rig:
 
     def submit(self, count: int, temperature: float, seed: int) -> None:
         """Publish ``count`` requests that run until their rows are full."""
-        prompts = np.random.default_rng(seed).integers(0, self.vocabulary, (count, PROMPT_TOKENS))
-        for row, prompt in enumerate(prompts.tolist()):
+        shape = (count, PROMPT_TOKENS)
+        prompts = np.random.default_rng(seed).integers(0, self.vocabulary, shape).tolist()
+        for row, prompt in enumerate(prompts):
             params = RequestParams(
                 sampling=SamplingParams(
                     temperature=temperature, seed=seed + row, eos_token_ids=(self.vocabulary,)
                 )
             )
             blob = encode_params(params)
+            # Of different lengths, so that not all of them begin a block in the same step.
+            prompt = prompt[row % BLOCK_SIZE :]
             self._taken.append(self.slots.publish(prompt, blob, limit=ROW_TOKENS, entry=0))
 
     def finish(self) -> None:

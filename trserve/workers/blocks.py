@@ -195,8 +195,8 @@ class BlockPool:
         if cache is None:
             return
         for index in range(request.num_cached, end):
-            hashed, parent = self._hash(request, index), self._parent(request, index)
             tokens, own = self._tokens(request, index), int(request.block_table[index])
+            hashed, parent = self._hash(request, index, tokens), self._parent(request, index)
             cached = cache.find(hashed, parent, tokens)
             if cached != NONE:
                 self._share(request, index, cached)
@@ -213,11 +213,12 @@ class BlockPool:
         self._references[block] += 1
         request.block_table[index] = block
 
-    def _hash(self, request: Request, index: int) -> int:
+    def _hash(self, request: Request, index: int, tokens: bytes | None = None) -> int:
+        """Of a full block, whose ``tokens`` may be at hand."""
         hashes = request.block_hashes
         if index == len(hashes):
             before = hashes[-1] if hashes else ROOT_HASH
-            hashes.append(block_hash(before, self._tokens(request, index)))
+            hashes.append(block_hash(before, tokens or self._tokens(request, index)))
         return hashes[index]
 
     def _tokens(self, request: Request, index: int) -> bytes:

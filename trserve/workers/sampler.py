@@ -36,6 +36,9 @@ _UInt64Array = npt.NDArray[np.uint64]
 _NUMBERS_KEPT = 64
 """Random numbers computed at a time for one request."""
 
+_LOOK_AHEAD_FROM = _NUMBERS_KEPT * 3 // 4
+"""From this offset on, a row's next numbers are computed along with what another row lacks."""
+
 _MAX_BLOCKS = 4096
 """Blocks of random numbers remembered before all are forgotten: 2 MiB."""
 
@@ -220,7 +223,11 @@ class Sampler:
             keys = list(zip(seeds[stale].tolist(), blocks[stale].tolist(), strict=True))
             found = {key: self._numbers[key] for key in keys if key in self._numbers}
             if missing := [key for key in dict.fromkeys(keys) if key not in found]:
-                found.update(self._remember(missing))
+                # A call for many costs little more than one for one.
+                soon = np.flatnonzero(positions - blocks * _NUMBERS_KEPT >= _LOOK_AHEAD_FROM)
+                after = zip(seeds[soon].tolist(), (blocks[soon] + 1).tolist(), strict=True)
+                ahead_keys = [key for key in after if key not in self._numbers]
+                found.update(self._remember(list(dict.fromkeys(missing + ahead_keys))))
             for row, key in zip(stale.tolist(), keys, strict=True):
                 ahead.numbers[row] = found[key]
             ahead.blocks = blocks
