@@ -6,18 +6,23 @@ busy with other things misses them all.
 
 from __future__ import annotations
 
+import timeit
 from collections.abc import Iterator, Sequence
 from typing import Final
+
+import numpy as np
 
 from bench.common import Row, parser, report
 from bench.handoff_full import CONTEXTS, full_handoffs, re_prefills
 from bench.handoff_ladder import ladder
+from trserve.ipc.layout import TRACE_RECORD_WORDS, TRACE_RECORDS
+from trserve.ipc.trace import TraceWriter
 
 Target = tuple[str, float, float]
 """What, as measured, and the most that it may be."""
 
-HANDOFFS: Final = {"ladder": 20_000, "full": 5_000, "segments": 20, "re-prefill": 200}
-QUICK_HANDOFFS: Final = {"ladder": 4_000, "full": 500, "segments": 4, "re-prefill": 20}
+COUNTS: Final = {"ladder": 20_000, "full": 5_000, "segments": 20, "re-prefill": 200, "trace": 2000}
+QUICK_COUNTS: Final = {"ladder": 4_000, "full": 500, "segments": 4, "re-prefill": 20, "trace": 500}
 
 
 def ladder_targets(rows: Sequence[Row]) -> Iterator[Target]:
@@ -47,6 +52,15 @@ def full_targets(rows: Sequence[Row]) -> Iterator[Target]:
         yield f"whole, batch {batch}, between the contexts, us", apart, most
 
 
+def trace_events(count: int) -> Row:
+    """Microseconds to note one event in the ring that is always on, in batches of 100."""
+    words = memoryview(bytearray(8 * TRACE_RECORD_WORDS * TRACE_RECORDS)).cast("q")
+    note = TraceWriter(words).note
+    times = [timeit.timeit(lambda: note(2, 7, 3, 9), number=100) * 1e4 for _ in range(count)]
+    p50, p99 = (float(value) for value in np.percentile(times, (50, 99)))
+    return {"path": "trace-event", "p50_us": p50, "p99_us": p99, "n": 100 * count}
+
+
 def print_targets(targets: Sequence[Target]) -> None:
     """One line a target."""
     for what, measured, most in targets:
@@ -57,14 +71,17 @@ def print_targets(targets: Sequence[Target]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure both tables and report."""
     args = parser("handoff", "Microseconds from one model to another.").parse_args(argv)
-    counts = QUICK_HANDOFFS if args.quick else HANDOFFS
+    counts = QUICK_COUNTS if args.quick else COUNTS
     media = ladder(counts["ladder"])
     whole = [
         *full_handoffs(counts["full"], counts["segments"]),
         *re_prefills(counts["re-prefill"]),
     ]
-    report("handoff", args, [*media, *whole], "One-way between two processes; then by stage")
-    print_targets([*ladder_targets(media), *full_targets(whole)])
+    event = trace_events(counts["trace"])
+    rows = [*media, *whole, event]
+    report("handoff", args, rows, "One-way between two processes; then by stage")
+    noted = ("noting an event, p50 in us", event["p50_us"], 0.5)
+    print_targets([*ladder_targets(media), *full_targets(whole), noted])
 
 
 if __name__ == "__main__":
