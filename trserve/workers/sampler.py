@@ -33,7 +33,8 @@ _Int64Array = npt.NDArray[np.int64]
 _UInt32Array = npt.NDArray[np.uint32]
 _UInt64Array = npt.NDArray[np.uint64]
 
-_NUMBERS_KEPT = 64
+_KEPT_BITS = 6
+_NUMBERS_KEPT = 1 << _KEPT_BITS
 """Random numbers computed at a time for one request."""
 
 _LOOK_AHEAD_FROM = _NUMBERS_KEPT * 3 // 4
@@ -219,21 +220,33 @@ class Sampler:
         ahead = self._ahead
         if not ahead.is_for(seeds):
             ahead = self._ahead = _Ahead(seeds)
-        blocks = positions // _NUMBERS_KEPT
-        stale = np.flatnonzero(blocks != ahead.blocks)
-        if len(stale):
-            keys = list(zip(seeds[stale].tolist(), blocks[stale].tolist(), strict=True))
-            found = {key: self._numbers[key] for key in keys if key in self._numbers}
-            if missing := [key for key in dict.fromkeys(keys) if key not in found]:
-                # A call for many costs little more than one for one.
-                soon = np.flatnonzero(positions - blocks * _NUMBERS_KEPT >= _LOOK_AHEAD_FROM)
-                after = zip(seeds[soon].tolist(), (blocks[soon] + 1).tolist(), strict=True)
-                ahead_keys = [key for key in after if key not in self._numbers]
-                found.update(self._remember(list(dict.fromkeys(missing + ahead_keys))))
-            for row, key in zip(stale.tolist(), keys, strict=True):
-                ahead.numbers[row] = found[key]
-            ahead.blocks = blocks
-        return ahead.numbers[ahead.rows, positions - blocks * _NUMBERS_KEPT]
+        blocks, offsets = positions >> _KEPT_BITS, positions & _NUMBERS_KEPT - 1
+        stale = blocks != ahead.blocks
+        if np.count_nonzero(stale):
+            self._replace(np.flatnonzero(stale), ahead, seeds, blocks, offsets)
+        numbers: _Float64Array = ahead.numbers[ahead.rows, offsets]
+        return numbers
+
+    def _replace(
+        self,
+        stale: _Int64Array,
+        ahead: _Ahead,
+        seeds: _UInt64Array,
+        blocks: npt.NDArray[np.integer],
+        offsets: npt.NDArray[np.integer],
+    ) -> None:
+        """Give the rows ``stale`` of ``ahead`` the numbers of their ``blocks``."""
+        keys = list(zip(seeds[stale].tolist(), blocks[stale].tolist(), strict=True))
+        found = {key: self._numbers[key] for key in keys if key in self._numbers}
+        if missing := [key for key in dict.fromkeys(keys) if key not in found]:
+            # A call for many costs little more than one for one.
+            soon = np.flatnonzero(offsets >= _LOOK_AHEAD_FROM)
+            after = zip(seeds[soon].tolist(), (blocks[soon] + 1).tolist(), strict=True)
+            ahead_keys = [key for key in after if key not in self._numbers]
+            found.update(self._remember(list(dict.fromkeys(missing + ahead_keys))))
+        for row, key in zip(stale.tolist(), keys, strict=True):
+            ahead.numbers[row] = found[key]
+        ahead.blocks = blocks
 
     def _remember(self, keys: list[tuple[int, int]]) -> dict[tuple[int, int], _Float64Array]:
         """Compute the blocks ``keys`` and keep them; what was kept before may be forgotten."""
