@@ -23,7 +23,7 @@ def test_zeros_of_the_right_shape_and_alignment(dtype: torch.dtype) -> None:
     assert len(kv.layers) == SPEC.num_layers
     for layer in kv.layers:
         assert layer.dtype is dtype
-        assert layer.shape == (8 * 16, SPEC.num_kv_heads, 2, SPEC.head_dim)
+        assert layer.shape == (8, SPEC.num_kv_heads, 2, 16, SPEC.head_dim)
         assert layer.data_ptr() % 64 == 0
         assert layer.is_contiguous()
         assert not layer.any()

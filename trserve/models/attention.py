@@ -76,11 +76,15 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Extend:
-    """One long row: tokens ``first : last``; ``slots`` is None where it has no earlier tokens."""
+    """One long row: tokens ``first : last``.
+
+    ``gather`` [2 * kv_heads * length] says where its keys, then its values lie, by head; None
+    where it has no earlier tokens.
+    """
 
     first: int
     last: int
-    slots: torch.Tensor | None
+    gather: torch.Tensor | None
     mask: torch.Tensor | None
 
 
@@ -95,10 +99,10 @@ class PagedAttention:
         # The cache as rows of one head's key or value each.
         self._head_rows = [layer.view(-1, spec.head_dim) for layer in kv.layers]
         self._gathered, self._scores, self._weights = (_Workspace(kv.dtype) for _ in range(3))
-        # Head rows of one block, relative to its first: [2, 1, kv_heads, 1, block_size].
+        # Head rows of one block, relative to its first: [2, kv_heads, block_size].
         self._block_stride = kv.block_size * spec.num_kv_heads * 2
-        within = np.arange(self._block_stride).reshape(kv.block_size, 1, spec.num_kv_heads, 1, 2)
-        self._within_block = np.ascontiguousarray(within.transpose(4, 1, 2, 3, 0))
+        within = np.arange(self._block_stride).reshape(spec.num_kv_heads, 2, kv.block_size)
+        self._within_block = np.ascontiguousarray(within.transpose(1, 0, 2))
         self._qkv: torch.Tensor | None = None
         self._decodes: _Batch | None = None
         self._batches: list[_Batch] = []
@@ -106,13 +110,10 @@ class PagedAttention:
 
     # ---------------------------------------------------------------- once per step
 
-    def plan(
-        self, step: StepInputs, slots: torch.Tensor, qkv: torch.Tensor, out: torch.Tensor
-    ) -> None:
+    def plan(self, step: StepInputs, qkv: torch.Tensor, out: torch.Tensor) -> None:
         """Work out gathers, masks and groups of ``step``.
 
         Args:
-            slots: the step's slots, int64 [T].
             qkv: [T, kv_heads, group + 2, head_dim], where every layer will leave, for each KV
                 head, the rotated and scaled queries that share it, the rotated key, the value.
             out: [T + 1, kv_heads, group, head_dim], where every layer's output is wanted; the
@@ -120,7 +121,7 @@ class PagedAttention:
         """
         if not self._kv.layers:
             return
-        self._slots = slots
+        self._stored = self._rows_of(step.slots[: step.num_tokens])
         if qkv is not self._qkv:
             self._use_buffers(qkv, out)
         self._extends.clear()
@@ -135,6 +136,12 @@ class PagedAttention:
             self._extends.append(self._plan_extend(step, row))
         for group in self._groups(np.flatnonzero(short), counts, step.kv_len):
             self._batches.append(self._plan_ragged(step, group))
+
+    def _rows_of(self, slots: _Int64Array) -> torch.Tensor:
+        """The head rows, by token, KV head, key and value, of ``slots``."""
+        size = self._kv.block_size
+        firsts = slots // size * self._block_stride + slots % size
+        return _indices(firsts[:, None] + np.arange(0, self._block_stride, size))
 
     def _use_buffers(self, qkv: torch.Tensor, out: torch.Tensor) -> None:
         group = self._group
@@ -205,13 +212,13 @@ class PagedAttention:
         length = int(step.kv_len[row])
         count = last - first
         if length == count:
-            return _Extend(first, last, slots=None, mask=None)
-        size = step.block_size
-        blocks = step.block_tables[row, : -(-length // size), None].astype(np.int64)
-        slots = (blocks * size + np.arange(size)).reshape(-1)[:length]
+            return _Extend(first, last, gather=None, mask=None)
+        blocks = step.block_tables[row, : -(-length // step.block_size), None].astype(np.int64)
+        by_block = blocks * self._block_stride + self._within_block[:, :, None]
+        gather = by_block.reshape(2, self._kv_heads, -1)[:, :, :length]
         hidden = np.arange(length) > np.arange(length - count, length)[:, None]
         mask = torch.from_numpy(hidden * _HIDDEN).to(self._kv.dtype)
-        return _Extend(first, last, _indices(slots), mask)
+        return _Extend(first, last, _indices(gather), mask)
 
     def _make_batch(self, rows: int, width: int, length: int) -> _Batch:
         products, group = rows * self._kv_heads, self._group
@@ -245,7 +252,8 @@ class PagedAttention:
         blocks = batch.length // size
         firsts = tables[: batch.rows, :blocks].astype(np.int64) * self._block_stride
         by_block = batch.index.reshape(2, batch.rows, self._kv_heads, blocks, size)
-        np.add(firsts[None, :, None, :, None], self._within_block, out=by_block)
+        within = self._within_block[:, None, :, None]
+        np.add(firsts[None, :, None, :, None], within, out=by_block)
         dummy = self._kv.num_blocks * self._block_stride
         np.copyto(batch.index, dummy, where=hidden[None, :, None, :])
 
@@ -261,7 +269,8 @@ class PagedAttention:
 
     def run(self, layer: int) -> None:
         """Store this step's keys and values of ``layer`` and attend, from and to the buffers."""
-        self._kv.layers[layer].index_copy_(0, self._slots, self._new_kv)
+        rows = self._new_kv.reshape(-1, self._dim)
+        self._head_rows[layer].index_copy_(0, self._stored, rows)
         for batch in self._batches:
             self._run_batch(layer, batch)
         for extend in self._extends:
@@ -302,12 +311,12 @@ class PagedAttention:
     def _run_extend(self, layer: int, extend: _Extend) -> None:
         """Attention of one long row; the KV heads are the batch of the fused kernel."""
         own = slice(extend.first, extend.last)
-        kv = self._new_kv[own]
-        if extend.slots is not None:
-            source = self._kv.layers[layer]
-            kv = self._gathered.take(len(extend.slots), *source.shape[1:])
-            torch.index_select(source, 0, extend.slots, out=kv)
-        keys, values = kv.permute(2, 1, 0, 3).unsqueeze(2)
+        kv = self._new_kv[own].permute(2, 1, 0, 3)
+        if extend.gather is not None:
+            gathered = self._gathered.take(len(extend.gather), self._dim)
+            torch.index_select(self._head_rows[layer], 0, extend.gather, out=gathered)
+            kv = gathered.view(2, self._kv_heads, -1, self._dim)
+        keys, values = kv.unsqueeze(2)
         result = functional.scaled_dot_product_attention(
             self._queries[own].permute(1, 2, 0, 3),
             keys,

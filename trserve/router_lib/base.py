@@ -63,6 +63,8 @@ class RequestView(Protocol):
 class StepResult:
     """What one step computed for the B requests that are due for a decision.
 
+    The tensors lie in buffers that the next step overwrites; copy what is to be kept.
+
     Attributes:
         logits: float32 [B, V], raw (before temperature and penalties); columns past the
             tokenizer are -inf.

@@ -17,14 +17,15 @@ _ALIGNMENT: Final = 64
 
 
 class KVCache:
-    """Keys and values of every layer: per layer, ``[num_blocks * block_size, kv_heads, head_dim]``.
+    """Keys and values of every layer: ``layers[i]`` is
+    ``[num_blocks + 1, kv_heads, 2, block_size, head_dim]``.
 
     One block more than ``num_blocks`` is allocated, at the end: the *dummy*. It stays zero, no
     block table names it, and padding reads from it. Padded scores are minus infinity, but a
     probability of zero times a NaN is a NaN: padding must never read what another row has left.
 
-    The key and the value of a head lie side by side (``layers[i]`` is ``[slots, kv_heads, 2,
-    head_dim]``), so that one copy writes both and one gather reads both.
+    Within a block the keys of one head lie side by side, then its values: attention reads head by
+    head, and memory is fast only where it is read in order.
     """
 
     def __init__(
@@ -41,22 +42,8 @@ class KVCache:
         self.dtype = dtype
         self.num_kv_heads = spec.num_kv_heads
         self.head_dim = spec.head_dim
-        slots = (num_blocks + 1) * block_size
-        shape = (slots, spec.num_kv_heads, 2, spec.head_dim)
+        shape = (num_blocks + 1, spec.num_kv_heads, 2, block_size, spec.head_dim)
         self.layers = [_zeros(shape, dtype, device) for _ in range(spec.num_layers)]
-
-    @property
-    def dummy_slot(self) -> int:
-        """First slot of the dummy block."""
-        return self.num_blocks * self.block_size
-
-    def keys(self, layer: int) -> torch.Tensor:
-        """View of one layer's keys, ``[slots, kv_heads, head_dim]``, the dummy block included."""
-        return self.layers[layer][:, :, 0]
-
-    def values(self, layer: int) -> torch.Tensor:
-        """View of one layer's values, shaped as :meth:`keys`."""
-        return self.layers[layer][:, :, 1]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:

@@ -67,7 +67,7 @@ class TorchRunner:
             inputs = self._inputs = _InputViews(step)
         tokens, rows = step.num_tokens, step.num_rows
         buffers = self.decoder.buffers(tokens)
-        self._attention.plan(step, inputs.slots[:tokens], buffers.qkv, buffers.attended)
+        self._attention.plan(step, buffers.qkv, buffers.attended)
         length = int(step.kv_len[:rows].max())
         last = None if step.decode_only else inputs.query_start[1 : rows + 1] - 1
         if also is not None:
@@ -93,11 +93,10 @@ class TorchRunner:
 class _InputViews:
     """Torch views of a step's arrays: made once, as both sides share the memory."""
 
-    __slots__ = ("positions", "query_start", "slots", "step", "token_ids")
+    __slots__ = ("positions", "query_start", "step", "token_ids")
 
     def __init__(self, step: StepInputs) -> None:
         self.step = step
         self.token_ids = torch.from_numpy(step.token_ids)
         self.positions = torch.from_numpy(step.positions)
-        self.slots = torch.from_numpy(step.slots)
         self.query_start = torch.from_numpy(step.query_start)

@@ -1,8 +1,7 @@
 // Rotary embedding and grouped-query attention of one token over a paged KV cache.
 // Knows the cache's layout and a block table; nothing of layers, weights or threads.
 //
-// The cache of a layer is [slots, kv_heads, 2, dim]: a head's key and value lie side by side. Keys
-// are read in segments of a fixed size whose partial results are merged in order, so the result
+// The cache of a layer is [blocks, kv_heads, 2, block_size, dim]. Keys are read in segments of a fixed size whose partial results are merged in order, so the result
 // does not depend on who computes which segment.
 #pragma once
 
@@ -34,20 +33,24 @@ template <class T>
 struct HeadCache {
   const T* base;
   const int32_t* blocks;
-  int64_t slot_stride;
+  int64_t block_stride;
   int block_size;
+  int dim;
 
-  // The addresses of the keys of `count` positions from `first` on; their values follow them.
+  // The addresses of the keys of `count` positions from `first` on.
   void find(int first, int count, const T** keys) const {
     int block = first / block_size, within = first % block_size;
     for (int i = 0; i < count; ++i) {
-      keys[i] = base + (int64_t(blocks[block]) * block_size + within) * slot_stride;
+      keys[i] = base + blocks[block] * block_stride + within * dim;
       if (++within == block_size) {
         within = 0;
         ++block;
       }
     }
   }
+
+  // From a key to its value.
+  int64_t value_offset() const { return int64_t(block_size) * dim; }
 };
 
 // x / sqrt(mean(x^2) + eps) * weight, with scale = weight * sqrt(dim) and floor = dim * eps.
@@ -82,8 +85,9 @@ inline void score(const HeadShape& shape, const Q* queries, const T* const* keys
     for (int g = 0; g < shape.group; ++g) {
       const Q* query = queries + g * shape.dim;
       Floats parts[kLanes] = {};
-      for (int at = 0; at < shape.dim; at += kStep) {
-        for (int j = 0; j < kLanes; ++j) multiply_add(parts[j], near[j] + at, query + at);
+      // Key by key, in the order in which they lie in memory.
+      for (int j = 0; j < kLanes; ++j) {
+        for (int at = 0; at < shape.dim; at += kStep) multiply_add(parts[j], near[j] + at, query + at);
       }
       float* to = scores + g * kSegment + i;
       store(to, sums<kLanes>(parts));
@@ -110,32 +114,56 @@ inline float exponentiate(float* scores, int count, float* weight) {
   return top;
 }
 
-// values[g] = sum over i of weights[g * kSegment + i] * value i, for Group queries.
-template <int Group, class T>
-inline void weigh(int dim, const T* const* keys, int count, const float* weights, float* values) {
-  for (int at = 0; at < dim; at += kLanes) {
-    Floats totals[Group] = {};
-    for (int i = 0; i < count; ++i) {
-      const Floats value = load(keys[i] + dim + at);
-      for (int g = 0; g < Group; ++g) totals[g] += value * weights[g * kSegment + i];
+// out[g] = sum over i of weights[g * kSegment + i] * value i, for Group queries and Vectors vectors
+// of the head from `at` on.
+template <int Group, int Vectors, class T>
+inline void weigh_part(int dim, int at, const T* const* values, int count, const float* weights,
+                       float* out) {
+  Floats totals[Group * Vectors] = {};
+  for (int i = 0; i < count; ++i) {
+    for (int v = 0; v < Vectors; ++v) {
+      const Floats value = load(values[i] + at + v * kLanes);
+      for (int g = 0; g < Group; ++g) totals[g * Vectors + v] += value * weights[g * kSegment + i];
     }
-    for (int g = 0; g < Group; ++g) store(values + g * dim + at, totals[g]);
+  }
+  for (int g = 0; g < Group; ++g) {
+    for (int v = 0; v < Vectors; ++v) store(out + g * dim + at + v * kLanes, totals[g * Vectors + v]);
   }
 }
 
+template <int Group, class T>
+inline void weigh(int dim, const T* const* values, int count, const float* weights, float* out) {
+  constexpr int kTogether = kLanes == 16 ? 4 : 2;
+  int at = 0;
+  for (; at + kTogether * kLanes <= dim; at += kTogether * kLanes) {
+    weigh_part<Group, kTogether>(dim, at, values, count, weights, out);
+  }
+  for (; at < dim; at += kLanes) weigh_part<Group, 1>(dim, at, values, count, weights, out);
+}
+
 template <class T>
-inline void weigh_all(const HeadShape& shape, const T* const* keys, int count, const float* weights,
-                      float* values) {
+inline void weigh_all(const HeadShape& shape, const T* const* values, int count, const float* weights,
+                      float* out) {
   const int dim = shape.dim;
   int g = 0;
   for (; g + 4 <= shape.group; g += 4) {
-    weigh<4>(dim, keys, count, weights + g * kSegment, values + g * dim);
+    weigh<4>(dim, values, count, weights + g * kSegment, out + g * dim);
   }
   const float* rest = weights + g * kSegment;
   switch (shape.group - g) {
-    case 1: weigh<1>(dim, keys, count, rest, values + g * dim); break;
-    case 2: weigh<2>(dim, keys, count, rest, values + g * dim); break;
-    case 3: weigh<3>(dim, keys, count, rest, values + g * dim); break;
+    case 1: weigh<1>(dim, values, count, rest, out + g * dim); break;
+    case 2: weigh<2>(dim, values, count, rest, out + g * dim); break;
+    case 3: weigh<3>(dim, values, count, rest, out + g * dim); break;
+  }
+}
+
+// Asks for rows of `dim` elements. A head's share of a block is too short for the processor to see
+// a stream in it.
+template <class T>
+inline void fetch(const T* const* rows, int count, int dim) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int i = 0; i < count; ++i) {
+    for (int at = 0; at < dim; at += kLine) __builtin_prefetch(rows[i] + at);
   }
 }
 
@@ -145,12 +173,16 @@ inline void attend_segment(const HeadShape& shape, const Q* queries, const HeadC
                            int count, Partial& out) {
   alignas(64) float scores[kMaxGroup * kSegment];
   const T* keys[kSegment];
+  const T* values[kSegment];
   cache.find(first, count, keys);
+  for (int i = 0; i < count; ++i) values[i] = keys[i] + cache.value_offset();
+  fetch(keys, count, shape.dim);
+  fetch(values, count, shape.dim);
   score(shape, queries, keys, count, scores);
   for (int g = 0; g < shape.group; ++g) {
     out.largest[g] = exponentiate(scores + g * kSegment, count, &out.weight[g]);
   }
-  weigh_all(shape, keys, count, scores, out.values);
+  weigh_all(shape, values, count, scores, out.values);
 }
 
 // Takes a later segment's result into `total`.

@@ -14,7 +14,7 @@ struct Layer {
   const float* input_norm;  // [hidden], times sqrt(hidden); null where folded into the weights
   const float* mlp_norm;
   const float* head_norm;   // [group + 1, dim], times sqrt(dim); null where there is none
-  void* cache;              // [slots, kv_heads, 2, dim]
+  void* cache;              // [blocks, kv_heads, 2, block_size, dim]
 };
 
 struct ModelSpec {

@@ -207,8 +207,10 @@ class TypedModel final : public Model {
     }
     X* queries = queries_.get() + (int64_t(t) * shape_.kv_heads + head) * group * dim;
     for (int i = 0; i < group * dim; ++i) store_as(queries + i, rows[i]);
-    D* to = static_cast<D*>(layer.cache) + (step_->slots[t] * shape_.kv_heads + head) * 2 * dim;
-    for (int i = 0; i < 2 * dim; ++i) store_as(to + i, rows[group * dim + i]);
+    D* key = key_at(layer, step_->slots[t], head);
+    D* value = key + spec_.block_size * dim;
+    for (int i = 0; i < dim; ++i) store_as(key + i, rows[group * dim + i]);
+    for (int i = 0; i < dim; ++i) store_as(value + i, rows[(group + 1) * dim + i]);
   }
 
   // Whether few long rows leave threads without work unless a row is shared.
@@ -255,11 +257,16 @@ class TypedModel final : public Model {
   X* attended(int pair) const { return attended_.get() + int64_t(pair) * shape_.group * shape_.dim; }
   int length(int pair) const { return int(step_->positions[pair / shape_.kv_heads]) + 1; }
 
+  D* key_at(const Layer& layer, int64_t slot, int head) const {
+    const int64_t size = spec_.block_size, row = slot / size * shape_.kv_heads + head;
+    return static_cast<D*>(layer.cache) + (row * 2 * size + slot % size) * shape_.dim;
+  }
+
   HeadCache<D> cache(const Layer& layer, int pair) const {
-    const int64_t stride = int64_t(shape_.kv_heads) * 2 * shape_.dim;
-    const D* base = static_cast<const D*>(layer.cache) + pair % shape_.kv_heads * 2 * shape_.dim;
-    const int32_t row = row_of_[pair / shape_.kv_heads];
-    return {base, step_->block_tables + row * step_->table_stride, stride, int(spec_.block_size)};
+    const int64_t stride = shape_.kv_heads * 2 * spec_.block_size * shape_.dim;
+    const int32_t* blocks = step_->block_tables + row_of_[pair / shape_.kv_heads] * step_->table_stride;
+    const D* base = key_at(layer, 0, pair % shape_.kv_heads);
+    return {base, blocks, stride, int(spec_.block_size), shape_.dim};
   }
 
   static constexpr int kGatedRows = 64;
