@@ -67,14 +67,15 @@ class HashRunner:
         self.model = model
         self.token = token
         self.pool = pool
-        self.kv = np.full(pool.num_blocks * BLOCK, -1)
+        self.size = pool.block_size
+        self.kv = np.full(pool.num_blocks * self.size, -1)
         self.batches: list[list[int]] = []
 
     def forward(self, inputs: StepInputs, also: Any = None) -> ForwardOutput:
         tokens, rows = inputs.num_tokens, inputs.num_rows
         slots = inputs.slots[:tokens]
         assert len(set(slots.tolist())) == tokens, "two tokens in one place"
-        written = set((slots // BLOCK).tolist())
+        written = set((slots // self.size).tolist())
         assert not any(map(self.pool.is_cached, written)), "others may read what is written"
         self.kv[slots] = inputs.token_ids[:tokens]
         self.batches.append(np.diff(inputs.query_start[: rows + 1]).tolist())
@@ -104,8 +105,8 @@ class HashRunner:
 
     def _held(self, inputs: StepInputs, row: int, length: int) -> list[int]:
         positions = np.arange(length)
-        blocks = inputs.block_tables[row, positions // BLOCK]
-        held: list[int] = self.kv[blocks * BLOCK + positions % BLOCK].tolist()
+        blocks = inputs.block_tables[row, positions // self.size]
+        held: list[int] = self.kv[blocks * self.size + positions % self.size].tolist()
         return held
 
 
@@ -183,16 +184,17 @@ class Worker:
         self.slab = slab
         self.consumers = world.memory.consumers(slab, index)
         self.outbox = world.memory.outbox(slab, index)
-        self.pool = BlockPool(world.num_blocks, BLOCK, prefix_caching=world.prefix_caching)
+        size = world.block_size
+        self.pool = BlockPool(world.num_blocks, size, prefix_caching=world.prefix_caching)
         self.table = RequestTable(slab, self.outbox, self.pool, index)
-        self.runner = HashRunner(index, self.pool, world.token)
+        self.runner = world.runner(index, self.pool, world.token)
         names = tuple(f"m{model}" for model in range(world.memory.layout.workers))
         self.router = world.router(RouterContext(index, names, VOCAB, world.config))
         inputs = StepInputs(
             max_tokens=world.max_tokens,
             max_rows=world.max_rows,
             max_blocks_per_row=self.table.blocks_per_row,
-            block_size=BLOCK,
+            block_size=size,
         )
         self.cycle = StepCycle(
             index=index,
@@ -225,7 +227,8 @@ class Worker:
         self.pool.check(self.table.resident.values())
         for block in filter(self.pool.is_cached, range(self.pool.num_blocks)):
             tokens = np.frombuffer(self.pool._cache._tokens[block], np.int32)
-            assert (self.runner.kv[block * BLOCK : (block + 1) * BLOCK] == tokens).all()
+            size = self.pool.block_size
+            assert (self.runner.kv[block * size : (block + 1) * size] == tokens).all()
 
 
 @dataclass
@@ -235,7 +238,9 @@ class World:
     memory: Memory
     router: type[BaseRouter] = FakeRouter
     token: Token = hash_token
+    runner: type[HashRunner] = HashRunner
     num_blocks: int = 64
+    block_size: int = BLOCK
     max_rows: int = 8
     max_tokens: int = 64
     config: Mapping[str, float] = field(default_factory=dict)
