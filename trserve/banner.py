@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+from trserve.models.native.library import load_library
 from trserve.plan import ServerPlan
 
 
@@ -21,14 +22,27 @@ def show_plan(plan: ServerPlan) -> None:
     """What is about to be started."""
     _say(f"trserve: router {plan.router}{_config(plan)}, device {plan.device}")
     for index, model in enumerate(plan.models):
+        weights = ", 8-bit weights" if model.int8 else ""
         _say(
-            f"trserve: model {index}: {model.name}, {model.dtype}, rows of {model.max_model_len} "
-            f"tokens, {model.num_blocks * plan.block_size} tokens of KV cache, "
+            f"trserve: model {index}: {model.name}, {model.dtype}{weights}, "
+            f"rows of {model.max_model_len} tokens, "
+            f"{model.num_blocks * plan.block_size} tokens of KV cache, "
             f"{model.threads} thread{'s' if model.threads > 1 else ''}"
         )
+    if plan.device == "cpu":
+        _say(f"trserve: {_kernels()}")
     if not plan.own_tokenizer:
         _say("trserve: the models bring no tokenizer, so text is the embedded pair's")
     _say(f"trserve: slab of {plan.slots} requests, {plan.layout.size / 2**20:.1f} MiB")
+
+
+def _kernels() -> str:
+    library = load_library()
+    if library is not None:
+        return f"compiled CPU kernels for {library.variant}"
+    return (
+        "no compiled CPU kernels, torch does their work at a fraction of the speed (see setup.py)"
+    )
 
 
 def _config(plan: ServerPlan) -> str:

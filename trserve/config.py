@@ -16,6 +16,7 @@ from trserve.errors import ConfigError
 
 DEVICES: Final = ("auto", "cpu", "cuda", "emulated")
 DTYPES: Final = ("auto", "float32", "bfloat16")
+QUANTIZATIONS: Final = ("none", "int8")
 LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -112,6 +113,11 @@ class ModelConfig:
         "auto",
         "Precision of weights and KV cache; auto is float32 below 50 M parameters, else bfloat16.",
         choices=DTYPES,
+    )
+    quantization: str = option(
+        "none",
+        "Weights of the projections: as --dtype says, or 8 bits with a scale for each output.",
+        choices=QUANTIZATIONS,
     )
     load_format: str = option(
         "auto",

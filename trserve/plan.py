@@ -36,12 +36,16 @@ _DEFAULT_ROUTER: Final = "r-stitch"
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One model and its worker. ``num_blocks`` KV blocks; ``dtype`` a torch dtype's name."""
+    """One model and its worker.
+
+    ``num_blocks`` KV blocks; ``dtype`` a torch dtype's name; with ``int8`` 8-bit weights.
+    """
 
     name: str
     path: str
     load_format: LoadFormat = "auto"
     dtype: str
+    int8: bool = False
     max_model_len: int
     num_blocks: int
     threads: int
@@ -92,7 +96,8 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
     tokenizer = _common_tokenizer(models)
     lengths = [_model_length(model, config.model.max_model_len) for model in models]
     dtypes = [_dtype(model, config.model.dtype) for model in models]
-    _check_memory(models, dtypes)
+    int8 = config.model.quantization == "int8"
+    _check_memory(models, dtypes, int8=int8)
     blocks = _kv_blocks(config, models, dtypes, lengths)
     threads = config.placement.threads or _shared_threads(len(models))
     eos = {token for model in models for token in model.spec.eos_token_ids}
@@ -103,6 +108,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
                 path=str(models[index].path),
                 load_format=load_format,
                 dtype=dtypes[index],
+                int8=int8,
                 max_model_len=lengths[index],
                 num_blocks=blocks[index],
                 threads=threads[index],
@@ -188,9 +194,9 @@ def _dtype(model: ResolvedModel, wanted: str) -> str:
     return "bfloat16" if model.spec.num_parameters >= _BFLOAT16_FROM else "float32"
 
 
-def _check_memory(models: Sequence[ResolvedModel], dtypes: Sequence[str]) -> None:
+def _check_memory(models: Sequence[ResolvedModel], dtypes: Sequence[str], *, int8: bool) -> None:
     sizes = [
-        (model.name, model.spec, _DTYPE_BYTES[dtype])
+        (model.name, model.spec, _DTYPE_BYTES[dtype], int8)
         for model, dtype in zip(models, dtypes, strict=True)
     ]
     check_weights_fit(sizes, available_memory())

@@ -196,11 +196,12 @@ class Harness:
         dtype: torch.dtype = torch.float32,
         tokenizer_size: int | None = None,
         seed: int = 0,
+        int8: bool = False,
     ) -> None:
         self.spec: ModelSpec = read_spec(path)
         self.kv = KVCache(self.spec, num_blocks=num_blocks, block_size=block_size, dtype=dtype)
         self.runner = TorchRunner(
-            load_model(path, self.spec, dtype=dtype),
+            load_model(path, self.spec, dtype=dtype, int8=int8),
             self.kv,
             tokenizer_size=tokenizer_size or self.spec.vocab_size,
         )

@@ -14,6 +14,7 @@ from trserve.models.decoder import Decoder, DecoderLayer
 from trserve.models.layers import Linear, RMSNorm
 from trserve.models.mlp import DenseMlp, Expert, SparseMlp
 from trserve.models.native.support import supported
+from trserve.models.quantized import Int8Linear
 from trserve.models.rope import interleave
 from trserve.models.spec import ExpertsSpec, ModelSpec
 
@@ -75,13 +76,18 @@ def _gated_mlp(prefix: str, hidden: int, inter: int, bias: bool) -> Iterator[_Sh
     yield f"{prefix}down_proj", hidden, inter, bias
 
 
-def assemble(spec: ModelSpec, read: TensorSource, progress: Progress | None = None) -> Decoder:
-    """The decoder of ``spec`` with the tensors of ``read``, each of which is read once."""
+def assemble(
+    spec: ModelSpec, read: TensorSource, progress: Progress | None = None, *, int8: bool = False
+) -> Decoder:
+    """The decoder of ``spec`` with the tensors of ``read``, each of which is read once.
+
+    With ``int8`` the weights of all projections are quantized as they come.
+    """
     embedding = read("model.embed_tokens.weight")
     native = embedding.device.type == "cpu" and supported(spec, embedding.dtype)
     layers = []
     for index in range(spec.num_layers):
-        layers.append(_LayerBuilder(spec, read, index, native=native).build())
+        layers.append(_LayerBuilder(spec, read, index, native=native, int8=int8).build())
         if progress is not None:
             progress(index + 1, spec.num_layers)
     return Decoder(
@@ -91,14 +97,17 @@ def assemble(spec: ModelSpec, read: TensorSource, progress: Progress | None = No
         norm=RMSNorm(read("model.norm.weight"), spec.rms_norm_eps),
         head=embedding if spec.tie_word_embeddings else read("lm_head.weight"),
         native=native,
+        int8=int8,
     )
 
 
 class _LayerBuilder:
     """Fuses the tensors of one layer."""
 
-    def __init__(self, spec: ModelSpec, read: TensorSource, layer: int, *, native: bool) -> None:
-        self._spec, self._layer, self._native = spec, layer, native
+    def __init__(
+        self, spec: ModelSpec, read: TensorSource, layer: int, *, native: bool, int8: bool
+    ) -> None:
+        self._spec, self._layer, self._native, self._int8 = spec, layer, native, int8
         prefix = layer_prefix(layer)
         self._read: TensorSource = lambda name: read(f"{prefix}{name}")
 
@@ -132,6 +141,8 @@ class _LayerBuilder:
         if norm is not None and weight.dtype == torch.float32:
             weight = weight * norm.scale
         biases = fuse([self._read(f"{name}.bias") for name in names]) if bias else None
+        if self._int8:
+            return Int8Linear(weight, biases)
         return Linear(weight, biases, native=self._native)
 
     def _by_kv_head(self, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from trserve.models.buffers import BufferPool, StepBuffers
 from trserve.models.layers import Linear, RMSNorm
 from trserve.models.mlp import DenseMlp, SparseMlp
+from trserve.models.quantized import Int8Linear
 from trserve.models.rope import RotaryTable
 from trserve.models.spec import ModelSpec
 
@@ -60,9 +61,11 @@ class Decoder:
         norm: RMSNorm,
         head: torch.Tensor,
         native: bool = False,
+        int8: bool = False,
     ) -> None:
         self.spec = spec
         self.native = native
+        self._int8 = int8
         self.dtype = embedding.dtype
         self.embedding = embedding
         self.layers = layers
@@ -86,6 +89,8 @@ class Decoder:
         if tokenizer_size < self.spec.vocab_size:
             bias = self._head.new_zeros(self.spec.vocab_size)
             bias[tokenizer_size:] = -torch.inf
+        if self._int8:
+            return Int8Linear(self._head, bias)
         tied = self._head.data_ptr() == self.embedding.data_ptr()
         share = tied and self._head.nbytes > _COPY_TIED_BELOW
         return Linear(self._head, bias, share=share, native=self.native)

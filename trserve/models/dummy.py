@@ -19,7 +19,12 @@ _POOL_SIZE = 4_194_319
 
 
 def dummy_decoder(
-    spec: ModelSpec, *, dtype: torch.dtype, seed: int = 0, progress: Progress | None = None
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    seed: int = 0,
+    int8: bool = False,
+    progress: Progress | None = None,
 ) -> Decoder:
     """A decoder of the given shape with random weights, the same for the same seed.
 
@@ -38,7 +43,7 @@ def dummy_decoder(
         _fill(tensor.view(-1), pool, _stable_hash(seed, name) % _POOL_SIZE)
         return tensor
 
-    return assemble(spec, draw, progress)
+    return assemble(spec, draw, progress, int8=int8)
 
 
 def _fill(flat: torch.Tensor, pool: torch.Tensor, start: int) -> None:

@@ -13,25 +13,27 @@ from trserve.models.spec import ModelSpec
 _GIB = 2**30
 
 
-def check_weights_fit(models: Sequence[tuple[str, ModelSpec, int]], available: int) -> None:
+def check_weights_fit(models: Sequence[tuple[str, ModelSpec, int, bool]], available: int) -> None:
     """Refuse models whose weights cannot be loaded together.
 
     Args:
-        models: name, spec and bytes per weight of each.
+        models: name, spec, bytes per weight of each, and whether its projections become 8-bit.
         available: bytes of memory that are free.
 
     Raises:
         ModelUnavailableError: two lines: the numbers, and what to do.
     """
-    sizes = [spec.weight_bytes(width) for _, spec, width in models]
+    sizes = [spec.weight_bytes(width, int8=int8) for _, spec, width, int8 in models]
     if sum(sizes) <= available:
         return
     parts = [
         f"{name} {size / _GIB:.1f} GiB ({spec.num_parameters / 1e9:.2f} billion weights of "
-        f"{width} bytes)"
-        for (name, spec, width), size in zip(models, sizes, strict=True)
+        f"{1 if int8 else width} bytes)"
+        for (name, spec, width, int8), size in zip(models, sizes, strict=True)
     ]
-    smaller = ", use --dtype bfloat16" if any(width > 2 for _, _, width in models) else ""
+    smaller = ", use --dtype bfloat16" if any(width > 2 for _, _, width, _ in models) else ""
+    if not all(int8 for _, _, _, int8 in models):
+        smaller += ", use --quantization int8"
     raise ModelUnavailableError(
         f"the weights need {sum(sizes) / _GIB:.1f} GiB of memory, but {available / _GIB:.1f} GiB "
         f"are free: {', '.join(parts)}\n"

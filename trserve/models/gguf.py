@@ -51,7 +51,12 @@ _PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloa
 
 
 def load_gguf(
-    path: Path, spec: ModelSpec, *, dtype: torch.dtype, progress: Progress | None = None
+    path: Path,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    int8: bool = False,
+    progress: Progress | None = None,
 ) -> Decoder:
     """The decoder in the GGUF file ``path``, its weights dequantized and converted to ``dtype``.
 
@@ -73,7 +78,7 @@ def load_gguf(
             tensor = deinterleave(tensor, spec.head_dim)
         return tensor
 
-    return assemble(spec, read, progress)
+    return assemble(spec, read, progress, int8=int8)
 
 
 def stored_name(name: str) -> str:

@@ -30,6 +30,7 @@ def load_model(
     *,
     dtype: torch.dtype,
     load_format: LoadFormat = "auto",
+    int8: bool = False,
     progress: Progress | None = None,
 ) -> Decoder:
     """The decoder that :func:`trserve.models.aliases.resolve_model` found at ``path``.
@@ -37,21 +38,27 @@ def load_model(
     Args:
         dtype: float32 or bfloat16; the weights are converted to it.
         load_format: as it was given to ``resolve_model``; with ``dummy``, ``path`` is not read.
+        int8: whether the projections' weights are then quantized to 8 bits.
 
     Raises:
         ModelUnavailableError: there is not enough memory (nothing was taken then), or a file is
             missing or damaged, or a tensor is missing or has another shape than ``spec`` says.
     """
-    check_weights_fit([(path.stem, spec, dtype.itemsize)], available_memory())
+    check_weights_fit([(path.stem, spec, dtype.itemsize, int8)], available_memory())
     if load_format == "dummy":
-        return dummy_decoder(spec, dtype=dtype, progress=progress)
+        return dummy_decoder(spec, dtype=dtype, int8=int8, progress=progress)
     if path.suffix == ".gguf":
-        return load_gguf(path, spec, dtype=dtype, progress=progress)
-    return load_decoder(path, spec, dtype=dtype, progress=progress)
+        return load_gguf(path, spec, dtype=dtype, int8=int8, progress=progress)
+    return load_decoder(path, spec, dtype=dtype, int8=int8, progress=progress)
 
 
 def load_decoder(
-    path: Path, spec: ModelSpec, *, dtype: torch.dtype, progress: Progress | None = None
+    path: Path,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    int8: bool = False,
+    progress: Progress | None = None,
 ) -> Decoder:
     """The decoder in the checkpoint directory ``path``, its weights converted to ``dtype``.
 
@@ -68,7 +75,7 @@ def load_decoder(
             tensor: torch.Tensor = located[name].get_tensor(name)
             return tensor.to(dtype)
 
-        return assemble(spec, read, progress)
+        return assemble(spec, read, progress, int8=int8)
 
 
 def _locate(stack: ExitStack, path: Path) -> dict[str, Any]:

@@ -113,8 +113,13 @@ class ModelSpec:
             total += len(self.experts.layers) * sparse
         return total
 
-    def weight_bytes(self, dtype_bytes: int) -> int:
-        """Bytes that the loaded weights take at most; the head is kept in a second layout too."""
+    def weight_bytes(self, dtype_bytes: int, *, int8: bool = False) -> int:
+        """Bytes that the loaded weights take at most; the head is kept in a second layout too.
+
+        With ``int8`` everything but the embedding takes a byte a weight.
+        """
+        if int8:
+            return self.num_parameters + dtype_bytes * self.vocab_size * self.hidden_size
         return dtype_bytes * (self.num_parameters + self.vocab_size * self.hidden_size)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:

@@ -57,6 +57,7 @@ def _create_runner(plan: ServerPlan, index: int, control: ControlClient) -> Torc
         spec,
         dtype=dtype,
         load_format=model.load_format,
+        int8=model.int8,
         progress=_progress(control),
     )
     kv = KVCache(spec, num_blocks=model.num_blocks, block_size=plan.block_size, dtype=dtype)
