@@ -30,7 +30,9 @@ suite "published weights" tests/realmodel
 suite "embedded pair" tests/demo
 suite "golden equality" -rP tests/golden/test_golden.py
 suite "golden equality under pressure" -rP tests/golden/test_adverse.py
+suite "golden seeds" -rP tests/golden/test_seeds.py
 suite "golden reference and engine" tests/golden tests/engine \
-  --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py
+  --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py \
+  --ignore tests/golden/test_seeds.py
 suite "black box" tests/blackbox
 echo "== all: $((SECONDS - total)) s"
