@@ -39,6 +39,7 @@ from trserve.ipc.slab import Slab
 
 WARM_UP: Final = 500
 MAX_TOKENS: Final = 64
+SLOTS: Final = 256
 GIVE_UP_S: Final = 30.0
 _STAMP_WORDS: Final = 2  # of int32, before the tokens
 
@@ -244,7 +245,7 @@ def _ping_pong(create: Callable[[int], End], handoffs: int) -> Int64Array:
 
 def ladder(handoffs: int) -> list[Row]:
     """One row a path, in the order of the stable interfaces."""
-    layout = Layout(slots=1, row_tokens=_STAMP_WORDS + MAX_TOKENS, workers=2)
+    layout = Layout(slots=SLOTS, row_tokens=_STAMP_WORDS + MAX_TOKENS, workers=2)
     shared = [Shared.create(layout), Shared.create(layout)]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trserve-bench-"))

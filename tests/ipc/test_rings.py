@@ -110,16 +110,18 @@ def test_a_full_ring_keeps_what_it_has() -> None:
 
 
 class Recorded:
-    """A memoryview that notes every store."""
+    """A memoryview that notes every store and load."""
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
         self.stores: list[int] = []
+        self.loads: list[int] = []
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __getitem__(self, at: int) -> int:
+        self.loads.append(at)
         return self.words[at]
 
     def __setitem__(self, at: int, value: int) -> None:
@@ -135,6 +137,18 @@ def test_the_tail_is_stored_once_and_last() -> None:
     assert len(entries) == 10
     assert all(at >= RING_HEADER_WORDS for at in entries)
     assert tail < RING_HEADER_WORDS
+
+
+def test_a_producer_looks_at_the_head_only_when_it_has_no_room() -> None:
+    recorded = Recorded(ring_words(4))
+    producer, consumer = RingProducer(recorded), RingConsumer(recorded.words)  # type: ignore[arg-type]
+    looks = []
+    for first in range(12):
+        recorded.loads.clear()
+        assert producer.push(numbered(first, 1))
+        looks.append(0 in recorded.loads)
+        assert consumer.drain() == numbered(first, 1)
+    assert looks == [at in (4, 8) for at in range(12)]
 
 
 def test_a_capacity_that_is_no_power_of_two_is_refused() -> None:

@@ -63,7 +63,16 @@ class _Ring:
 
 
 class RingProducer(_Ring):
-    """The writing end."""
+    """The writing end.
+
+    How far there is room is kept from the last look at the head, which only makes the ring look
+    fuller than it is: a look at every push takes the line of the head away from the consumer,
+    which reads it whenever it polls (`python -m bench.handoff`: 2.4 us one-way instead of 1.8 us).
+    """
+
+    def __init__(self, words: memoryview) -> None:
+        super().__init__(words)
+        self._room_until = words[_HEAD] + self._capacity
 
     def push(self, descriptors: Sequence[Descriptor]) -> bool:
         """Publish all of a step's descriptors at once.
@@ -73,9 +82,11 @@ class RingProducer(_Ring):
         """
         words, mask = self._words, self._mask
         tail = words[_TAIL]
-        if tail + len(descriptors) - words[_HEAD] > self._capacity:
-            words[_OVERFLOWS] += 1
-            return False
+        if tail + len(descriptors) > self._room_until:
+            self._room_until = words[_HEAD] + self._capacity
+            if tail + len(descriptors) > self._room_until:
+                words[_OVERFLOWS] += 1
+                return False
         for kind, slot, gen, hop in descriptors:
             at = RING_HEADER_WORDS + DESCRIPTOR_WORDS * (tail & mask)
             words[at] = gen
