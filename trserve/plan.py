@@ -280,13 +280,15 @@ def _record(
             f"--record-top-k {wanted.record_top_k}: the tokenizer has {tokenizer_size} ids"
         )
     run, names = new_run(), _unique_names(models)
+    quantized = "+int8" if config.model.quantization == "int8" else ""
+    drawn = config.model.load_format == "dummy"
     headers = [
         RecordHeader(
             run=run,
             index=index,
             models=names,
-            dtype=dtypes[index],
-            weights=weights_digest(model.path),
+            dtype=dtypes[index] + quantized,
+            weights="dummy" if drawn else weights_digest(model.path),
             hidden_size=model.spec.hidden_size,
             tokenizer_size=tokenizer_size,
             top_k=wanted.record_top_k,

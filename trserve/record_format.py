@@ -57,8 +57,8 @@ class RecordHeader(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: names the run; sorts by the time of its start.
         index: of the model whose rows these are, in ``models``.
-        dtype: precision of the model's weights.
-        weights: digest of what identifies them; see :func:`weights_digest`.
+        dtype: precision of the model's weights; with ``+int8``, of those that are not quantized.
+        weights: what tells them from others; see :func:`weights_digest`.
         top_k: the most probable tokens in each row.
     """
 

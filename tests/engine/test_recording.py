@@ -19,8 +19,10 @@ import transformers
 
 from tests.procfs import descendants
 from trserve import Completion, Engine, EngineError, Recording, demo
+from trserve.config import config_from_flags
 from trserve.errors import ConfigError
-from trserve.record_format import HEADER_BYTES
+from trserve.plan import make_plan
+from trserve.record_format import HEADER_BYTES, rows_path
 from trserve.records import RequestRecord
 
 MODELS = ("tiny", "small")
@@ -191,6 +193,26 @@ def test_a_directory_of_other_shapes_is_refused(engine: Engine, directory: Path)
         new_engine(directory, record_top_k=6)
     with pytest.raises(ConfigError, match="models"):
         new_engine(directory, models="tiny", threads=(1,), router="none", router_config={})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "bfloat16"}, "dtype of tiny: float32 there, bfloat16 now"),
+        ({"quantization": "int8"}, r"dtype of tiny: float32 there, float32\+int8 now"),
+        ({"load_format": "dummy"}, "weights of tiny: .* there, dummy now"),
+    ],
+)
+def test_a_directory_of_other_weights_is_refused(
+    tmp_path: Path, change: dict[str, str], message: str
+) -> None:
+    settings = {"models": ("tiny",), "router": "none", "record": str(tmp_path)}
+    plan = make_plan(config_from_flags(settings)).record
+    assert plan is not None
+    rows_path(tmp_path, plan.headers[0]).write_bytes(plan.headers[0].encode())
+    assert make_plan(config_from_flags(settings)).record is not None
+    with pytest.raises(ConfigError, match=message):
+        make_plan(config_from_flags(settings | change))
 
 
 def test_a_write_that_fails_stops_recording_and_no_request(
