@@ -54,3 +54,37 @@ def test_a_table_too_short_is_an_error():
         step.add_row(np.array([1, 2, 3]), 6, np.array([2, 1], np.int32))
     with pytest.raises(IndexError):
         step.add_row(np.array([1]), 8, np.array([2, 1], np.int32))
+
+
+@given(
+    starts=st.lists(st.integers(0, 40), min_size=1, max_size=8),
+    block_size=st.integers(1, 9),
+    steps=st.integers(1, 12),
+)
+def test_decodes_set_and_advanced_are_those_added_one_by_one(starts, block_size, steps):
+    """As many rows as the step can take, too."""
+    size = {"max_rows": len(starts), "max_blocks_per_row": 60, "block_size": block_size}
+    step, expected = (StepInputs(max_tokens=len(starts), **size) for _ in range(2))
+    rng = np.random.default_rng(0)
+    tables = np.stack([rng.permutation(60) for _ in starts]).astype(np.int32)
+    positions = np.array(starts)
+    width = positions.max() // block_size + 1
+    for at in range(steps):
+        tokens = rng.integers(1000, size=len(starts))
+        if at == 0:
+            step.set_decode_rows(tokens, positions, tables[:, :width])
+        else:
+            step.advance_decode_rows(tokens)
+        expected.clear()
+        for row, (token, position) in enumerate(zip(tokens, positions, strict=True)):
+            if at and position % block_size == 0:
+                index = int(position) // block_size
+                step.start_block(row, index, int(tables[row, index]))
+            expected.add_row([token], int(position), tables[row])
+        assert (step.num_rows, step.num_tokens) == (expected.num_rows, expected.num_tokens)
+        for name in ("token_ids", "positions", "slots", "kv_len", "query_start"):
+            assert getattr(step, name).tolist() == getattr(expected, name).tolist(), name
+        for row, position in enumerate(positions):
+            blocks = position // block_size + 1
+            assert np.array_equal(step.block_tables[row, :blocks], tables[row, :blocks])
+        positions = positions + 1

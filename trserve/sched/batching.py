@@ -45,20 +45,27 @@ def choose_step(
     At most ``max_rows`` rows and ``max_tokens`` tokens; no row of 0 tokens. A long row may be
     cut to what the budget leaves (a prompt chunk); a short one is taken whole or left.
     """
-    short: list[C] = []
+    short: list[tuple[C, int]] = []
     long: list[C] = []
+    total = 0
     # A short row is never cut, so each must fit a step whose reserve is taken, or it would never
     # run; in a step too small for that, every row is long and first come is first served.
     longest_short = min(SHORT_SUFFIX, max_tokens - _reserve(max_tokens))
     for request in runnable:
-        (short if request.remaining <= longest_short else long).append(request)
+        tokens = request.remaining
+        if tokens <= longest_short:
+            short.append((request, tokens))
+            total += tokens
+        else:
+            long.append(request)
+    if not long and len(short) <= max_rows and total <= max_tokens:
+        return short
     starved = bool(long) and now_ns - long[0].runnable_since_ns >= STARVED_AFTER_NS
     row_limit = max_rows - starved
     token_limit = max_tokens - _reserve(max_tokens) * starved
     chosen: list[tuple[C, int]] = []
     used = 0
-    for request in short:
-        tokens = request.remaining
+    for request, tokens in short:
         if len(chosen) >= row_limit or used + tokens > token_limit:
             break
         chosen.append((request, tokens))

@@ -22,8 +22,12 @@ def fit_to_memory(plan: Plan, table: RequestTable) -> tuple[Plan, Request | None
 
     Returns the rows that can run, and the request that cannot fit even alone, if there is one.
     """
+    pool, size = table.pool, table.pool.block_size
+    lacking = [row for row in plan if row[0].num_computed + row[1] > row[0].num_blocks * size]
+    if all(pool.extend(request, request.num_computed + tokens) for request, tokens in lacking):
+        return plan, None
+    # The blocks are too few. What was given until now was the right of those that have it.
     fitted: Plan = []
-    size = table.pool.block_size
     for request, tokens in plan:
         has_room = request.num_computed + tokens <= request.num_blocks * size
         if has_room or _make_room(request, tokens, table, _newer(request, table, fitted)):

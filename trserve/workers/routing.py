@@ -72,10 +72,14 @@ class Routing:
     def parameter_tensors(self, requests: Sequence[Request]) -> dict[str, torch.Tensor]:
         """float32 [B] by parameter name: the server's value, or the request's own."""
         config = self.router.context.config
-        return {
-            name: torch.tensor([r.params.router.get(name, config[name]) for r in requests])
-            for name in self._names
-        }
+        own = [(row, r.params.router) for row, r in enumerate(requests) if r.params.router]
+        found: dict[str, torch.Tensor] = {}
+        for name in self._names:
+            values = np.full(len(requests), config[name], np.float32)
+            for row, params in own:
+                values[row] = params.get(name, config[name])
+            found[name] = torch.from_numpy(values)
+        return found
 
     def destinations(self, result: StepResult) -> Sequence[int | None]:
         """Where each row goes: 0 to P, or None where the router failed for that row alone."""

@@ -81,7 +81,7 @@ class SteadyRows:
         # Steps until the first of them is as long as it may get, this one included.
         self._room = min(request.limit - request.length for request in requests)
         self._exceptions = frozenset({NO_TOKEN}).union(*(r.stop_ids for r in requests))
-        self._set_inputs()
+        table.fill_decodes(requests, inputs)
         # What grows, and by how much: the places of the next tokens, and the words to store.
         self._growing = np.zeros((2, max(len(requests), MIN_WIDTH)), np.int64)
         self._growth = np.array([[1], [ONE_TOKEN]]).repeat(self._growing.shape[1], axis=1)
@@ -90,12 +90,6 @@ class SteadyRows:
         self._words[:] = [request.word + ONE_TOKEN for request in requests]
         self._starts = self._block_starts()
         self._turn = 0
-
-    def _set_inputs(self) -> None:
-        slots = np.array(self._slots)
-        positions = np.array([request.num_computed for request in self.requests])
-        tokens = self._table.tokens_at(slots, positions)
-        self._inputs.set_decode_rows(tokens, positions, self._table.block_tables[slots])
 
     def _block_starts(self) -> list[list[int]]:
         """The rows that begin a block after 0, 1, ... steps; it repeats after a block's tokens."""

@@ -61,7 +61,7 @@ class StepInputs:
         self.kv_len: Int32Array = np.zeros(max_rows, np.int32)
         self.block_tables: Int32Array = np.zeros((max_rows, max_blocks_per_row), np.int32)
         # One longer than any row can be, so that a chunk's positions are a slice plus its start.
-        self._offsets: Int64Array = np.arange(max_tokens, dtype=np.int64)
+        self._offsets: Int64Array = np.arange(max_tokens + 1, dtype=np.int64)
         # Adding an array takes half the time of adding a number.
         self._ones: Int64Array = np.ones(max_rows, np.int64)
         self._ones32: Int32Array = np.ones(max_rows, np.int32)
@@ -119,7 +119,7 @@ class StepInputs:
         Args:
             token_ids: [B].
             positions: int64 [B].
-            block_tables: int32 [B, max_blocks_per_row]; each row covers its position.
+            block_tables: int32 [B, blocks], wide enough for every row's position.
         """
         count, size = len(positions), self.block_size
         self.token_ids[:count] = token_ids

@@ -6,7 +6,6 @@ for the end, and a discarded EOS ends nothing. Knows no rings, sockets or proces
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,8 +19,8 @@ from trserve.ipc.baton import Finish
 from trserve.ipc.slab import Slab
 from trserve.router_lib.base import StepResult
 from trserve.sched.batching import choose_step
+from trserve.workers.annotating import annotate, write_scores
 from trserve.workers.load_words import LoadWords
-from trserve.workers.logprobs import Wanted, write_logprobs
 from trserve.workers.memory import Plan, fit_to_memory
 from trserve.workers.prompt_scoring import PromptScores
 from trserve.workers.recorder import Recorder
@@ -168,10 +167,7 @@ class StepCycle:
         tokens = sampled.tolist()
         if destinations != rows.stay or not rows.commit(tokens):
             rows.count_computed()
-            for request, token, destination in zip(
-                rows.requests, tokens, destinations, strict=True
-            ):
-                self._apply(request, token, destination)
+            self._apply_all(rows.requests, tokens, destinations)
         if rows.version == self._table.version:
             rows.advance(sampled)
 
@@ -184,23 +180,29 @@ class StepCycle:
         due: list[int] = []
         over: list[int] = []
         prefill: list[bool] = []
+        if self._table.waiting:
+            self._start_waiting(plan)
         for row, (request, tokens) in enumerate(plan):
-            if tokens == request.remaining:
-                prefills = request.num_computed < request.prompt_len
+            before = request.num_computed
+            request.num_computed = before + tokens
+            if before + tokens == request.length:
+                prefills = before < request.prompt_len
                 if prefills and request.full:
                     over.append(row)
                 else:
                     due.append(row)
                     prefill.append(prefills)
-            if request.state is State.WAITING:
-                self._table.start(request)
-            request.num_computed += tokens
         self._table.pool.note_computed(plan)
         if due:
             requests = [plan[row][0] for row in due]
             self._decide(requests, _rows(output, due, len(plan)), prefill)
         for row in over:
             self._end_prompt(plan[row][0], output.logits[row])
+
+    def _start_waiting(self, plan: Plan) -> None:
+        for request, _ in plan:
+            if request.state is State.WAITING:
+                self._table.start(request)
 
     def _end_prompt(self, request: Request, logits: torch.Tensor) -> None:
         """End a request that wanted nothing but its prompt."""
@@ -220,14 +222,12 @@ class StepCycle:
         return output
 
     def _fill_inputs(self, plan: Plan) -> None:
-        inputs, rows = self._inputs, self._slab.tokens
+        inputs, table = self._inputs, self._table
         inputs.clear()
-        if len(plan) >= FEW_ROWS and all(tokens == 1 for _, tokens in plan):
-            slots = np.array([request.slot for request, _ in plan])
-            positions = np.array([request.num_computed for request, _ in plan])
-            tables = self._table.block_tables[slots]
-            inputs.set_decode_rows(rows[slots, positions], positions, tables)
+        if len(plan) >= FEW_ROWS and max([tokens for _, tokens in plan]) == 1:
+            table.fill_decodes([request for request, _ in plan], inputs)
             return
+        rows = self._slab.tokens
         for request, tokens in plan:
             start = request.num_computed
             inputs.add_row(rows[request.slot, start : start + tokens], start, request.block_table)
@@ -240,26 +240,12 @@ class StepCycle:
         if self._recorder is not None:
             self._recorder.sampled(requests, output, sampled)
         if self._annotated:
-            self._annotate(requests, output, sampled)
+            annotate(requests, output.logits, sampled)
         destinations = self._destinations(requests, output, sampled, prefill)
         tokens = sampled.tolist()
-        for request, token, destination in zip(requests, tokens, destinations, strict=True):
-            self._apply(request, token, destination)
+        self._apply_all(requests, tokens, destinations)
         if self._recorder is not None:
             self._recorder.decided()
-
-    def _annotate(
-        self, requests: Sequence[Request], output: ForwardOutput, sampled: NDArray[np.int64]
-    ) -> None:
-        """Write the records of the sampled tokens; they count once the tokens are committed."""
-        for request in requests:
-            if request.book is not None and request.params.trace:
-                request.book.write_score(request.length, math.nan)
-        rows = [row for row, request in enumerate(requests) if request.params.tops is not None]
-        rows = [row for row in rows if sampled[row] >= 0]
-        if rows:
-            wanted = [wanted_record(requests[row], int(sampled[row])) for row in rows]
-            write_logprobs(output.logits[rows].numpy(), wanted)
 
     def _destinations(
         self,
@@ -276,19 +262,33 @@ class StepCycle:
             token_ids=torch.from_numpy(sampled),
             params=self._routing.parameter_tensors(requests),
             requests=requests,
-            is_prefill=torch.tensor(prefill),
+            is_prefill=torch.from_numpy(np.array(prefill)),
         )
         if any(request.params.trace for request in self._annotated):
-            self._write_scores(result, requests)
+            write_scores(requests, self._routing.scores(result) or ())
         return self._routing.destinations(result)
 
-    def _write_scores(self, result: StepResult, requests: Sequence[Request]) -> None:
-        """Say in the records of traced requests what the router is about to decide on."""
-        for request, score in zip(requests, self._routing.scores(result) or (), strict=False):
-            if request.params.trace and request.book is not None and not request.pinned:
-                request.book.write_score(request.length, score)
+    def _apply_all(
+        self,
+        requests: Sequence[Request],
+        tokens: Sequence[int],
+        destinations: Sequence[int | None],
+    ) -> None:
+        commit, stay = self._table.commit, self._table.stay
+        for request, token, destination in zip(requests, tokens, destinations, strict=True):
+            if (
+                (destination == 0 or request.pinned)
+                and token >= 0
+                and token not in request.stop_ids
+                and request.length + 1 < request.limit
+            ):
+                commit(request)
+                stay(request)
+            else:
+                self._apply(request, token, destination)
 
     def _apply(self, request: Request, token: int, destination: int | None) -> None:
+        """Of any row; what most rows of most steps need is done by :meth:`_apply_all`."""
         if token < 0:
             self._table.finish(request, Finish.NUMERIC_ERROR)
         elif request.pinned or destination == 0:
@@ -331,12 +331,6 @@ def _rows(output: ForwardOutput, rows: list[int], total: int) -> ForwardOutput:
     if len(rows) == total:
         return output
     return ForwardOutput(logits=output.logits[rows], hidden=output.hidden[rows])
-
-
-def wanted_record(request: Request, token: int) -> Wanted:
-    """The record of ``token``, drawn for the position at the row's end."""
-    assert request.book is not None and request.params.tops is not None
-    return Wanted(request.book, request.length, token, request.params.tops)
 
 
 def _end(request: Request, token: int) -> Finish | None:

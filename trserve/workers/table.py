@@ -24,6 +24,7 @@ from trserve.params import decode_params
 from trserve.workers.blocks import BlockPool
 from trserve.workers.request import Request
 from trserve.workers.states import Event, State
+from trserve.workers.step import StepInputs
 from trserve.workers.tracing import WorkerTrace
 
 log = logging.getLogger(__name__)
@@ -155,10 +156,7 @@ class RequestTable:
 
         They lie where only we and routers look, until a baton word covers them.
         """
-        slots = [request.slot for request in requests]
-        lengths = [request.length for request in requests]
-        self._slab.tokens[slots, lengths] = tokens
-        self._slab.source[slots, lengths] = self._index
+        self.write(self.places(requests), tokens)
         for request in requests:
             request.visible = request.length + 1
 
@@ -180,11 +178,13 @@ class RequestTable:
         self._flat_tokens[places] = tokens.astype(np.int32)
         self._flat_source[places] = self._index
 
-    def tokens_at(
-        self, slots: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> NDArray[np.int32]:
-        """One token of each of the rows ``slots``."""
-        return self._rows[slots, positions]
+    def fill_decodes(self, requests: Sequence[Request], inputs: StepInputs) -> None:
+        """Make ``inputs`` a step in which each of ``requests`` computes one token."""
+        slots = np.array([request.slot for request in requests])
+        positions = np.array([request.num_computed for request in requests])
+        blocks = int(positions.max()) // inputs.block_size + 1
+        tokens = self._flat_tokens[slots * self._slab.layout.row_tokens + positions]
+        inputs.set_decode_rows(tokens, positions, self.block_tables[:, :blocks].take(slots, 0))
 
     def stay_all(self, slots: Sequence[int], words: Sequence[int]) -> None:
         """:meth:`stay` for many requests, whose words are given."""
