@@ -66,8 +66,8 @@ class RingProducer(_Ring):
     """The writing end.
 
     How far there is room is kept from the last look at the head, which only makes the ring look
-    fuller than it is: a look at every push takes the line of the head away from the consumer,
-    which reads it whenever it polls (`python -m bench.handoff`: 2.4 us one-way instead of 1.8 us).
+    fuller than it is: a look at every push fetches the consumer's cache line, which costs a tenth
+    of a handoff.
     """
 
     def __init__(self, words: memoryview) -> None:
@@ -98,10 +98,11 @@ class RingProducer(_Ring):
 
 
 class RingConsumer(_Ring):
-    """The reading end."""
+    """The reading end; a process that takes it over from another creates its own."""
 
     def __init__(self, words: memoryview) -> None:
         super().__init__(words)
+        self._head = words[_HEAD]
         self._overflows = words[_OVERFLOWS]
 
     def overflowed(self) -> bool:
@@ -115,18 +116,19 @@ class RingConsumer(_Ring):
 
     def drain(self) -> list[Descriptor]:
         """Everything published so far, oldest first."""
-        words, mask = self._words, self._mask
-        head, tail = words[_HEAD], words[_TAIL]
+        words, head = self._words, self._head
+        tail = words[_TAIL]
         if head == tail:
             return []
         load_fence()
-        found = []
-        for position in range(head, tail):
-            at = RING_HEADER_WORDS + DESCRIPTOR_WORDS * (position & mask)
+        mask, found = self._mask, []
+        while head != tail:  # of usually one descriptor: cheaper than a range
+            at = RING_HEADER_WORDS + DESCRIPTOR_WORDS * (head & mask)
             packed = words[at + 1]
             kind = _KINDS[packed >> _SLOT_BITS & _KIND_MASK]
             hop = packed >> _HOP_SHIFT
             found.append(_new(Descriptor, (kind, packed & _SLOT_MASK, words[at], hop)))
+            head += 1
         store_fence()
-        words[_HEAD] = tail
+        words[_HEAD] = self._head = head
         return found
