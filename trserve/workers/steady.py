@@ -82,6 +82,8 @@ class SteadyRows:
         self._room = min(request.limit - request.length for request in requests)
         self._exceptions = frozenset({NO_TOKEN}).union(*(r.stop_ids for r in requests))
         table.fill_decodes(requests, inputs)
+        # The row's length, at which its next token comes to be, is that of its KV after the step.
+        self._lengths = inputs.kv_len[: len(requests)]
         # What grows, and by how much: the places of the next tokens, and the words to store.
         self._growing = np.zeros((2, max(len(requests), MIN_WIDTH)), np.int64)
         self._growth = np.array([[1], [ONE_TOKEN]]).repeat(self._growing.shape[1], axis=1)
@@ -132,7 +134,7 @@ class SteadyRows:
 
     def sampling(self) -> RowSampling:
         """How each row draws its token."""
-        return self._sampling.at(self._inputs.kv_len[: len(self.requests)])
+        return self._sampling.at(self._lengths)
 
     def show(self, tokens: NDArray[np.int64]) -> None:
         """Write ``tokens`` past the committed lengths, as ``RequestTable.show`` does."""
