@@ -99,12 +99,12 @@ class SlabEnd:
         return passed
 
     def _poll(self) -> list[Descriptor]:
-        drain, rounds = self._ring.drain, 0
-        while not (found := drain()):
-            rounds += 1
-            if not rounds % 2**22:  # a second or so without a word
-                _check_parent()
-        return found
+        drain = self._ring.drain
+        while True:
+            for _ in range(2**22):  # a second or so
+                if found := drain():
+                    return found
+            _check_parent()
 
     def _sleep(self) -> list[Descriptor]:
         while self._poller.poll(GIVE_UP_S):
