@@ -168,8 +168,18 @@ inline void multiply_rows(const int8_t* weights, const X* input, int64_t columns
     const int count = last - row < kWideRows ? last - row : kWideRows;
     const int8_t* from = weights + row * columns;
     const int64_t size = count * columns;
+    // The next rows arrive while these are multiplied.
+    for (int64_t line = 0; line < size; line += 64) __builtin_prefetch(from + size + line);
     int64_t at = 0;
-    for (; at + kLanes <= size; at += kLanes) store(scratch + at, load(from + at));
+#if TRS_DOT_BF16
+    if constexpr (sizeof(X) == 2) {
+      for (; at + 2 * kLanes <= size; at += 2 * kLanes) {
+        const __m512 low = (__m512)load(from + at), high = (__m512)load(from + at + kLanes);
+        _mm512_storeu_si512(scratch + at, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+      }
+    }
+#endif
+    for (; at + kLanes <= size; at += kLanes) widen(from + at, scratch + at);
     for (; at < size; ++at) store_as(scratch + at, float(from[at]));
     multiply_rows(static_cast<const X*>(scratch), input, columns, stride, 0, count, tokens,
                   [&](int r, int t, float value) { emit(row + r, t, value); });

@@ -14,8 +14,11 @@
 #define TRS_LANES 4
 #endif
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#endif
+
+#if defined(__AVX512BF16__)
 #define TRS_DOT_BF16 1
 #else
 #define TRS_DOT_BF16 0
@@ -70,10 +73,27 @@ inline Floats load(const bf16* from) {
   return (Floats)(__builtin_convertvector(halves, Words) << 16);
 }
 
+// Widens kLanes 8-bit integers, which both types hold exactly.
 inline Floats load(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+  return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
   Bytes bytes;
   std::memcpy(&bytes, from, sizeof bytes);
   return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+#endif
+}
+
+inline void widen(const int8_t* from, float* to) {
+  const Floats value = load(from);
+  std::memcpy(to, &value, sizeof value);
+}
+
+inline void widen(const int8_t* from, bf16* to) {
+  const Halves halves = __builtin_convertvector((Words)load(from) >> 16, Halves);
+  std::memcpy(to, &halves, sizeof halves);
 }
 
 inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
