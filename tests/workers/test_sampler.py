@@ -275,3 +275,22 @@ def test_remembered_numbers_change_nothing(monkeypatch):
         expected = [reference_token(logits[r], 1.0, 0, 1.0, 0.0, draws[r]) for r in range(5)]
         assert sampler.sample(logits, params).tolist() == expected
         assert len(sampler._numbers) <= 3
+
+
+def test_a_row_draws_the_same_alone_and_among_many():
+    """Whatever is faster for many rows, and where the total itself is the target."""
+    logits = 4 * torch.randn(40, 300, generator=torch.Generator().manual_seed(6))
+    seeds = np.random.default_rng(0).integers(2**63, size=40).astype(np.uint64)
+    settings = {"temperatures": np.linspace(0.5, 1.5, 40), "min_p": np.arange(40) % 3 * 0.05}
+    positions = np.arange(40) * 7
+    together = Sampler(1).sample(
+        logits, row_sampling(40, seeds=seeds, positions=positions, **settings)
+    )
+    for row in range(40):
+        own = {name: values[row : row + 1] for name, values in settings.items()}
+        alone = row_sampling(1, seeds=seeds[row], positions=positions[row : row + 1], **own)
+        assert Sampler(1).sample(logits[row : row + 1], alone)[0] == together[row]
+    cumulative = np.array([[1.0, 2.0, 3.0]]).repeat(9, axis=0)
+    for count in (1, 9):
+        found = Sampler.find(cumulative[:count], np.array([1.0] + [0.5] * 8)[:count])
+        assert found.tolist() == ([0] + [1] * 8)[:count]

@@ -43,6 +43,9 @@ _LOOK_AHEAD_FROM = _NUMBERS_KEPT * 3 // 4
 _MAX_BLOCKS = 4096
 """Blocks of random numbers remembered before all are forgotten: 2 MiB."""
 
+_FEW_ROWS = 8
+"""Below this, calls cost more than arithmetic."""
+
 _ROUNDS = 10
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 _KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint32)
@@ -195,7 +198,11 @@ class Sampler:
     ) -> _Float64Array:
         """The cumulative weights [R, V] of the rows ``index``, filtered."""
         # Not normalised: the filters compare ratios, and the draw scales by the total.
-        weights = np.subtract(logits, largest[:, None], dtype=np.float64)
+        if len(logits) < _FEW_ROWS:
+            weights = np.subtract(logits, largest[:, None], dtype=np.float64)
+        else:  # the same differences in a third of the time
+            doubles = torch.from_numpy(logits).double()
+            weights = doubles.sub_(torch.from_numpy(largest)[:, None]).numpy()
         temperatures = rows.temperatures[index]
         if np.count_nonzero(temperatures != 1.0):
             weights /= temperatures[:, None]
@@ -207,8 +214,15 @@ class Sampler:
     @staticmethod
     def find(cumulative: _Float64Array, numbers: _Float64Array) -> _Int64Array:
         """The first index of each row at which ``cumulative`` exceeds its number of the total."""
-        targets = numbers * cumulative[:, -1]
-        chosen: _Int64Array = (cumulative > targets[:, None]).argmax(-1)
+        targets = (numbers * cumulative[:, -1])[:, None]
+        chosen: _Int64Array
+        if len(targets) < _FEW_ROWS:
+            chosen = (cumulative > targets).argmax(-1)
+        else:
+            sums, wanted = torch.from_numpy(cumulative), torch.from_numpy(targets)
+            chosen = torch.searchsorted(sums, wanted, right=True)[:, 0].numpy()
+            # Where rounding took the target up to the total: the first, as the arg max has it.
+            chosen %= cumulative.shape[-1]
         return chosen
 
     def _uniforms(self, seeds: _UInt64Array, positions: npt.NDArray[np.integer]) -> _Float64Array:
