@@ -11,12 +11,15 @@ import struct
 from typing import Final, NamedTuple
 
 from trserve.ipc.baton import MAX_LENGTH
-from trserve.ipc.layout import ROUTER_EXTRAS_BYTES, RUNTIME_EXTRAS_BYTES
+from trserve.ipc.layout import EXTRAS_BYTES, ROUTER_EXTRAS_BYTES
 
-# The second word: pending microseconds (9 hours at most), length:28, empty:1.
-_WORDS: Final = struct.Struct("=qQ")
+# The second word: pending microseconds (9 hours at most), length:28, empty:1. Then the router's
+# bytes, which packing pads with zeros.
+_BANK: Final = struct.Struct(f"=qQ{ROUTER_EXTRAS_BYTES}s")
+assert _BANK.size == EXTRAS_BYTES
 _PENDING_SHIFT: Final = 29
 _MAX_PENDING_US: Final = (1 << 64 - _PENDING_SHIFT) - 1
+_new: Final = tuple.__new__
 
 
 class Extras(NamedTuple):
@@ -38,21 +41,16 @@ class Extras(NamedTuple):
 
 def write_extras(bank: memoryview, extras: Extras) -> None:
     """Fill an inactive bank; ``extras.router`` fits its 64 bytes, zero-padded."""
-    if len(extras.router) > ROUTER_EXTRAS_BYTES:
-        raise ValueError(f"extras of {len(extras.router)} bytes; {ROUTER_EXTRAS_BYTES} at most")
-    pending_us = min(extras.pending_ns // 1000, _MAX_PENDING_US)
-    packed = pending_us << _PENDING_SHIFT | extras.length << 1 | extras.empty
-    words = _WORDS.pack(extras.stored_ns, packed)
-    bank[:] = words + extras.router.ljust(ROUTER_EXTRAS_BYTES, b"\0")
+    stored_ns, pending_ns, empty, length, router = extras
+    if len(router) > ROUTER_EXTRAS_BYTES:
+        raise ValueError(f"extras of {len(router)} bytes; {ROUTER_EXTRAS_BYTES} at most")
+    pending_us = min(pending_ns // 1000, _MAX_PENDING_US)
+    packed = pending_us << _PENDING_SHIFT | length << 1 | empty
+    bank[:] = _BANK.pack(stored_ns, packed, router)
 
 
 def read_extras(bank: memoryview) -> Extras:
     """What an active bank says; ``router`` is 64 bytes, zero-padded."""
-    stored_ns, packed = _WORDS.unpack(bank[:RUNTIME_EXTRAS_BYTES])
-    return Extras(
-        stored_ns,
-        (packed >> _PENDING_SHIFT) * 1000,
-        bool(packed & 1),
-        packed >> 1 & MAX_LENGTH,
-        bytes(bank[RUNTIME_EXTRAS_BYTES:]),
-    )
+    stored_ns, packed, router = _BANK.unpack(bank[:])
+    pending_ns = (packed >> _PENDING_SHIFT) * 1000
+    return _new(Extras, (stored_ns, pending_ns, packed & 1 == 1, packed >> 1 & MAX_LENGTH, router))
