@@ -8,16 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trserve.workers.sampler import (
-    NO_TOKEN,
+from trserve.workers.random_numbers import (
     PURPOSE_ADMIT,
     PURPOSE_ROUTER,
     PURPOSE_SAMPLE,
-    RowSampling,
-    Sampler,
+    Numbers,
     philox,
     uniforms,
 )
+from trserve.workers.sampler import NO_TOKEN, RowSampling, Sampler
 
 # The known-answer tests that the authors of the generator publish, philox4x32 with 10 rounds.
 KNOWN_ANSWERS = [
@@ -209,7 +208,7 @@ def test_greedy_takes_the_lowest_of_equal_indices():
 
 
 def test_all_greedy_is_one_arg_max_and_no_random_number(monkeypatch):
-    monkeypatch.setattr("trserve.workers.sampler.uniforms", None)
+    monkeypatch.setattr("trserve.workers.random_numbers.uniforms", None)
     monkeypatch.setattr(torch, "softmax", None)
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     assert Sampler().sample(logits, row_sampling(1, temperatures=0.0)).tolist() == [1]
@@ -266,7 +265,7 @@ def test_arrays_may_be_longer_than_the_batch():
 
 def test_remembered_numbers_change_nothing(monkeypatch):
     """Blocks of random numbers are recomputed after being forgotten, and cross block borders."""
-    monkeypatch.setattr("trserve.workers.sampler._MAX_BLOCKS", 3)
+    monkeypatch.setattr("trserve.workers.random_numbers._MAX_BLOCKS", 3)
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(4))
     sampler = Sampler(model=1)
     for first in (60, 0, 61, 200, 60):
@@ -274,7 +273,7 @@ def test_remembered_numbers_change_nothing(monkeypatch):
         draws = uniforms(params.seeds, params.positions, 1, PURPOSE_SAMPLE)
         expected = [reference_token(logits[r], 1.0, 0, 1.0, 0.0, draws[r]) for r in range(5)]
         assert sampler.sample(logits, params).tolist() == expected
-        assert len(sampler._numbers) <= 3
+        assert sampler._numbers.num_blocks <= 3
 
 
 def test_a_row_draws_the_same_alone_and_among_many():
@@ -294,3 +293,23 @@ def test_a_row_draws_the_same_alone_and_among_many():
     for count in (1, 9):
         found = Sampler.find(cumulative[:count], np.array([1.0] + [0.5] * 8)[:count])
         assert found.tolist() == ([0] + [1] * 8)[:count]
+
+
+@given(data=st.data(), most=st.sampled_from([5, 4096]))
+def test_remembered_numbers_are_those_computed_one_by_one(data, most):
+    """For batches that change or go on, at positions that go on or jump, with seeds twice."""
+    numbers = Numbers(1)
+    seeds, positions = np.empty(0, np.uint64), np.empty(0, np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trserve.workers.random_numbers._MAX_BLOCKS", most)
+        for _ in range(data.draw(st.integers(1, 12))):
+            if data.draw(st.booleans()) or not len(seeds):
+                count = data.draw(st.integers(1, 6))
+                drawn = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+                seeds = np.array(drawn, np.uint64) + np.uint64(2**63)
+                positions = np.array(
+                    data.draw(st.lists(st.integers(0, 200), min_size=count, max_size=count))
+                )
+            expected = uniforms(seeds, positions, 1, PURPOSE_SAMPLE)
+            assert numbers.at(seeds, positions).tolist() == expected.tolist()
+            positions = positions + data.draw(st.sampled_from([1, 1, 20, 64]))
