@@ -3,9 +3,9 @@
 One worker's real loop, table, rings, slab and runner in this process, on the `zero-layer` model
 (embedding, norm and head; vocabulary 1,024, one thread), with N requests that decode until their
 row of 512 tokens is full. Each turn of the loop is timed as a whole: drain, choose, forward,
-sample, route, commit, publish. Prompts and the turns in which requests start or end are left out;
-new blocks, which each row needs every 16 steps (not all at once, their prompts having different
-lengths), and their entries in the prefix cache are in.
+sample, route, commit, publish, and the note of the step in the trace. Prompts and the turns in
+which requests start or end are left out; new blocks, which each row needs every 16 steps (not all
+at once, their prompts having different lengths), and their entries in the prefix cache are in.
 
 ``host_us`` is the turn without the time inside tensor calls, taken in the same turns by wrapping
 them: ``TorchRunner.forward``, the router's ``route``, and in the sampler the arithmetic over
@@ -40,6 +40,7 @@ from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import RingConsumer, RingProducer
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab
+from trserve.ipc.trace import TraceWriter
 from trserve.models.aliases import ZERO_LAYER, alias_spec
 from trserve.models.dummy import dummy_decoder
 from trserve.params import RequestParams, SamplingParams, encode_params
@@ -53,6 +54,7 @@ from trserve.workers.sampler import Sampler
 from trserve.workers.step import StepInputs
 from trserve.workers.step_cycle import StepCycle, StepLimits
 from trserve.workers.table import RequestTable
+from trserve.workers.tracing import WorkerTrace
 
 BATCHES: Final = (1, 8, 64)
 SLOTS: Final = 256
@@ -110,6 +112,7 @@ class Rig:
         num_blocks = SLOTS * ROW_TOKENS // BLOCK_SIZE
         outbox = _outbox(slab, bells, 0)
         table = RequestTable(slab, outbox, BlockPool(num_blocks, BLOCK_SIZE), 0)
+        table.trace = WorkerTrace(TraceWriter(slab.trace_words(0)))
         models = tuple(f"m{index}" for index in range(layout.workers))
         config = {"tau": 1.0} if router == "r-stitch" else {}
         made = create_router(router, RouterContext(0, models, self.vocabulary, config))
@@ -138,6 +141,7 @@ class Rig:
             table=table,
             cycle=cycle,
             publish=outbox.flush,
+            trace=table.trace,
         )
         return table, loop.turn
 

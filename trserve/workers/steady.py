@@ -37,7 +37,8 @@ def is_steady(plan: Plan, table: RequestTable) -> bool:
     All that may run decode, nobody waits, and what is computed is in the prefix cache as far as it
     can be, so that the next change to a row's blocks comes where its next block begins.
     """
-    if table.waiting or len(plan) != len(table.runnable):
+    # A prompt's chunk would be the last row.
+    if table.waiting or len(plan) != len(table.runnable) or plan[-1][1] != 1:
         return False
     pool = table.pool
     return all(
