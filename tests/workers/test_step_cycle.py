@@ -26,6 +26,7 @@ from tests.workers.fakes import (
 from trserve.ipc.baton import Finish, SlotState
 from trserve.ipc.extras import read_extras
 from trserve.router_lib.base import PeerReq, RequestView, StepResult
+from trserve.workers.step_cycle import FEW_ROWS
 
 PROMPT = [11, 12, 13, 14, 15]
 
@@ -76,6 +77,28 @@ def test_outcomes_are_those_of_a_plain_loop(
             assert w.outcome(slot) == reference(
                 prompt, limit=40 + at, models=models, decide=decide, keeps=keeps, entry=entry[at]
             )
+        w.check_nothing_held()
+
+
+@pytest.mark.parametrize("share", [0, 20])
+def test_outcomes_of_many_rows_are_those_of_a_plain_loop(share: int) -> None:
+    """So many that their inputs are filled by vector operations."""
+    decide = hash_route(1, share)
+    with world(
+        slots=20, router=router_class(decide), max_rows=20, num_blocks=400, token=other_than_eos
+    ) as w:
+        prompts = [[at, *range(8, 10 + at % 5)] for at in range(20)]
+        slots = [w.submit(prompt, limit=40 + len(prompt)) for prompt in prompts]
+        w.run(*slots)
+        for slot, prompt in zip(slots, prompts, strict=True):
+            assert w.outcome(slot) == reference(
+                prompt,
+                limit=40 + len(prompt),
+                models=2,
+                decide=decide,
+                token=other_than_eos,
+            )
+        assert max(len(batch) for batch in w.workers[0].runner.batches) > FEW_ROWS
         w.check_nothing_held()
 
 

@@ -34,7 +34,7 @@ from trserve.workers.steady import SteadyRows, is_steady
 from trserve.workers.step import StepInputs
 from trserve.workers.table import RequestTable
 
-FEW_ROWS: Final = 6
+FEW_ROWS: Final = 14
 """Below this, filling rows one by one is cheaper than a handful of vector operations."""
 
 
