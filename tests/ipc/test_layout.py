@@ -70,13 +70,15 @@ def test_words_of_one_field_do_not_show_in_another() -> None:
     with memory(slots=3, row_tokens=10, workers=2) as shared:
         slab = shared.slab()
         words = [slab.baton, slab.gen, slab.cancel, slab.sent, slab.prompt_len, slab.limit]
-        words.append(slab.cached)
+        words += [slab.cached, slab.suspect]
         words += slab.closed
         for at, field in enumerate(words):
             for slot in range(3):
                 field[slot] = 1000 + 10 * at + slot
         slab.tokens[:] = np.arange(30).reshape(3, 10)
         slab.source[:] = 7
+        for worker, in_step in enumerate(slab.in_step):
+            in_step[:] = 100 * worker + np.arange(4)
         for slot in range(3):
             slab.write_params(slot, bytes([slot]) * (PARAMS_BYTES - slot))
             for bank in range(2):
@@ -85,6 +87,7 @@ def test_words_of_one_field_do_not_show_in_another() -> None:
         assert [list(field) for field in words] == [
             [1000 + 10 * at + slot for slot in range(3)] for at in range(len(words))
         ]
+        assert [words.tolist() for words in other.in_step] == [[0, 1, 2, 3], [100, 101, 102, 103]]
         assert other.tokens.tolist() == np.arange(30).reshape(3, 10).tolist()
         for slot in range(3):
             assert bytes(other.params(slot)) == bytes([slot]) * (PARAMS_BYTES - slot)
@@ -98,6 +101,13 @@ def test_worker_lines_are_apart() -> None:
             slab.workers[worker].set("steps", worker + 1)
         assert [words.get("steps") for words in shared.slab().workers] == [1, 2, 3]
         assert [words.get("status") for words in shared.slab().workers] == [0, 0, 0]
+
+
+def test_the_epoch_is_beside_what_tells_the_layout() -> None:
+    with memory() as shared:
+        assert shared.slab().epoch == 0
+        shared.slab().epoch += 1
+        assert shared.slab().epoch == 1  # and the header is still this layout's
 
 
 @pytest.mark.parametrize(

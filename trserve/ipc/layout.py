@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 LINE: Final = 64
 MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
-LAYOUT_VERSION: Final = 5
+LAYOUT_VERSION: Final = 6
 PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
@@ -23,6 +23,9 @@ MAX_TOPS: Final = 20
 MAX_PAGES_PER_REQUEST: Final = 1024  # 16 MiB
 MAX_PAGES: Final = 4096  # 64 MiB, of which what nobody asked for is never touched
 HEADER_WORDS: Final = 8
+EPOCH_WORD: Final = 7
+"""Behind what tells the layout: how many workers were reaped; the launcher's to write."""
+
 DESCRIPTOR_WORDS: Final = 2
 RING_HEADER_WORDS: Final = 3 * LINE // 8  # head, tail and overflow count, a line each
 TRACE_RECORD_WORDS: Final = 4
@@ -41,8 +44,12 @@ WORKER_WORDS: Final = (
     "cache_hit_tokens",
     "cache_evictions",
     "kv_repairs",
+    "heartbeat",
 )
-"""Words of a worker's header lines, each with one writer (``status``: launcher; others: worker)."""
+"""Words of a worker's header lines, each with one writer (``status``: launcher; others: worker).
+
+``heartbeat`` is ``time.monotonic_ns`` at the worker's last sign of life.
+"""
 
 WORKER_LINES: Final = -(-len(WORKER_WORDS) * 8 // LINE)
 
@@ -96,6 +103,11 @@ class Layout:
         return 8 * TRACE_RECORD_WORDS * TRACE_RECORDS
 
     @property
+    def in_step_bytes(self) -> int:
+        """Bytes of the list of one worker's batch: a count, then slots."""
+        return _align(8 * (1 + self.slots))
+
+    @property
     def pages_per_request(self) -> int:
         """Annotation pages that one request may hold: a whole row's, within reason."""
         return min(pages_for(self.row_tokens, MAX_TOPS), MAX_PAGES_PER_REQUEST)
@@ -125,6 +137,8 @@ class Layout:
             "limit": words,
             "cached": words,
             "params_len": words,
+            "suspect": words,
+            "in_step": self.in_step_bytes * self.workers,
             "closed": words * self.workers,
             "extras": 2 * EXTRAS_BYTES * self.slots,
             "params": PARAMS_BYTES * self.slots,

@@ -12,7 +12,8 @@ field                                     writer
 ``baton``, ``tokens``, ``source``,        the baton holder (the gateway until LIVE and after
 ``extras``, ``sent``, its ``pages``       everyone has closed; the launcher for a reaped worker)
 ``cancel``                                gateway
-``closed[w]``                             worker w
+``closed[w]``, ``in_step[w]``             worker w (``closed``: the launcher for a reaped worker)
+``epoch``, ``suspect``                    launcher
 ``traces[p]``                             process p, see trace.py
 ========================================  =====================================================
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from enum import IntEnum
 from typing import Final, TypeVar
 
 import numpy as np
@@ -29,6 +31,7 @@ from numpy.typing import NDArray
 
 from trserve.errors import StartupError
 from trserve.ipc.layout import (
+    EPOCH_WORD,
     EXTRAS_BYTES,
     LINE,
     PAGE_WORDS,
@@ -72,6 +75,15 @@ def create_slab_file(layout: Layout) -> int:
     return fd
 
 
+class WorkerStatus(IntEnum):
+    """What the launcher says of a worker in its ``status`` word."""
+
+    STARTING = 0
+    UP = 1
+    RESTARTING = 2  # reaped; from here to its successor's hello the launcher is that worker
+    LOST = 3  # given up: it owns nothing any more, and nothing goes there
+
+
 class WorkerWords:
     """The header lines of one worker: single-writer words by name, or by index in loops."""
 
@@ -98,6 +110,8 @@ class Slab:
         baton_vector: the same memory for numpy, whole-array use only.
         tokens: int32 [S, R]; source: uint8 [S, R].
         page_table: int32 [S, pages a request]; pages: int32 [pages, words], see annotations.py.
+        suspect: S int64 words: the generation that may have ended a worker, or another.
+        in_step: W int64 arrays [1 + S]: how many slots the running step has, then these.
         workers: one WorkerWords per worker.
     """
 
@@ -123,6 +137,7 @@ class Slab:
         self.limit = self._words("limit")
         self.cached = self._words("cached")
         self._params_len = self._words("params_len")
+        self.suspect = self._words("suspect")
         closed = self._words("closed")
         slots, row = layout.slots, layout.row_tokens
         self.closed = [closed[w * slots : (w + 1) * slots] for w in range(layout.workers)]
@@ -131,9 +146,20 @@ class Slab:
         self.source = self._array("source", np.uint8, (slots, row))
         self.page_table = self._array("page_table", np.int32, (slots, layout.pages_per_request))
         self.pages = self._array("pages", np.int32, (layout.num_pages, PAGE_WORDS))
+        in_step = self._array("in_step", np.int64, (layout.workers, layout.in_step_bytes // 8))
+        self.in_step = [words[: 1 + slots] for words in in_step]
         self.workers = [WorkerWords(self._worker_words(w)) for w in range(layout.workers)]
         self._extras = self._raw("extras")
         self._params = self._raw("params")
+
+    @property
+    def epoch(self) -> int:
+        """How many workers were reaped so far; whoever sees it grow rescans."""
+        return int(self.header[EPOCH_WORD])
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self.header[EPOCH_WORD] = value
 
     def _check_header(self) -> None:
         found = tuple(self.header[: len(self.layout.header())])
