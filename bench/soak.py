@@ -85,7 +85,6 @@ class Samples:
             "fds_before": self.fds_before,
             "fds_max": max(self.fds),
             "fds_after": self.fds[-1],
-            "samples": len(self.rss),
         }
 
 
