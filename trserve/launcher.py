@@ -22,6 +22,7 @@ from trserve.errors import (
     EXIT_WORKER_LOST,
 )
 from trserve.front import Front, HttpFront, listen
+from trserve.gateway_loss import MOST_DEATHS, GatewayDeaths, cancel_requests
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import (
     GATEWAY_IDENTITY,
@@ -78,6 +79,7 @@ class Launcher:
         self._own_pidfd = os.pidfd_open(os.getpid())
         self._selector = selectors.DefaultSelector()
         self._router_parameters: object = []
+        self._gateway_deaths = GatewayDeaths()
 
     def __enter__(self) -> Launcher:
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -189,6 +191,8 @@ class Launcher:
             self._receive()
 
     def _on_loss(self, child: Child) -> None:
+        if child.identity == GATEWAY_IDENTITY and self._replace_gateway(child):
+            return
         starting = self._state is ServerState.STARTING
         if self._root_cause is None:
             cause, code = child.failure or (
@@ -204,6 +208,20 @@ class Launcher:
         else:
             self._deadline = time.monotonic() + KILL_AFTER_S
             self._control.send(GATEWAY_IDENTITY, {"type": "lost", "message": str(self._root_cause)})
+
+    def _replace_gateway(self, child: Child) -> bool:
+        """Start another gateway for one that was reaped; False if the server must end instead."""
+        if self._state is not ServerState.SERVING or child.is_owner:
+            return False
+        end = child.failure[0] if child.failure else f"{child.title} {child.describe_end()}"
+        if not self._gateway_deaths.note(time.monotonic()):
+            self._root_cause = f"{end}; {MOST_DEATHS} gateways in a minute are too many"
+            self._exit_code = EXIT_WORKER_LOST
+            return False
+        lost = cancel_requests(self._shared, self._plan.layout)
+        self._watch(self._front.start(self._arguments(-1)))
+        self._front.show_note(f"{end}; {lost} requests are cancelled, a new gateway starts")
+        return True
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -241,6 +259,8 @@ class Launcher:
         if self._state is ServerState.STARTING:
             self._move(ServerEvent.ALL_READY)
             self._front.show_ready(self._plan)
+        elif self._state is ServerState.DRAINING:  # asked for while this gateway was starting
+            self._control.send(GATEWAY_IDENTITY, {"type": "drain"})
 
     # -- the end -----------------------------------------------------------------------------
 

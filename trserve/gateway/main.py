@@ -64,6 +64,8 @@ class Gateway:
         listener = socket.socket(fileno=arguments.listen_fd)
         listener.setblocking(False)
         server = await loop.create_server(self._connection_factory(), sock=listener, backlog=4096)
+        # What a gateway that died left may be closed already, and no bell will say so again.
+        self._dispatcher.on_bell()
         self._control.send({"type": "ready"})
         # What arrived before the reader was added raised no edge for it.
         self._on_control()
@@ -104,7 +106,8 @@ class Gateway:
         kind = message["type"]
         if kind == "serve":
             self._service.set_router_parameters(message["router_parameters"])
-            self._app.phase = Phase.SERVING
+            if self._app.phase is Phase.LOADING:  # it may be told of the end before the beginning
+                self._app.phase = Phase.SERVING
             self._control.send({"type": "serving"})
         elif kind == "drain":
             self._app.phase = Phase.DRAINING

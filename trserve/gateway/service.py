@@ -29,11 +29,10 @@ from trserve.gateway.logprobs import (
 )
 from trserve.gateway.prompts import Prompt, read_prompts
 from trserve.gateway.requests import GenerationRequest
-from trserve.gateway.slots import Slot
+from trserve.gateway.slots import Slot, pages_of
 from trserve.gateway.stop_strings import StopMatcher
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.annotations import AnnotationBook
-from trserve.ipc.layout import pages_for
 from trserve.ipc.slab import Slab
 from trserve.params import RequestParams, SamplingParams, encode_params
 from trserve.plan import ServerPlan
@@ -145,14 +144,13 @@ class Service:
             trace=request.trace,
             record=request.record,
         )
-        records = limit - params.first_record(length)
         return Job(
             prompt_ids=prompt.ids,
             params=encode_params(params),
             limit=limit,
             entry=placement.entry,
             start=self._starter(request, prompt.ids, seed, params, sink),
-            pages=pages_for(records, params.tops or 0) if params.annotated else 0,
+            pages=pages_of(params, length, limit),
         )
 
     def _tops(self, request: GenerationRequest) -> int | None:

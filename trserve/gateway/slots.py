@@ -2,6 +2,9 @@
 
 Knows no text, no HTTP and no event loop. A slot is free again once the request is DONE and every
 worker that ever heard of it has closed it; until then its words still mean something to somebody.
+
+A gateway that follows one that died finds the slab in use and goes on from there: the slab alone
+says which slots are free, which generations were used and who holds annotation pages.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from trserve.errors import RequestError
 from trserve.ipc.baton import Finish, SlotState, pack, unpack
 from trserve.ipc.extras import Extras, write_extras
 from trserve.ipc.fence import load_fence
-from trserve.ipc.layout import PARAMS_BYTES
+from trserve.ipc.layout import PARAMS_BYTES, pages_for
 from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import Slab
+from trserve.params import RequestParams, decode_params
 
 _FREE = pack(0, 0, SlotState.FREE, Finish.NONE, 0, 0)
 _FILLING = pack(0, 0, SlotState.FILLING, Finish.NONE, 0, 0)
@@ -34,17 +38,45 @@ class Slot:
     gen: int
 
 
+def pages_of(params: RequestParams, prompt_len: int, limit: int) -> int:
+    """Annotation pages of a request whose row may get ``limit`` tokens long."""
+    if not params.annotated:
+        return 0
+    return pages_for(limit - params.first_record(prompt_len), params.tops or 0)
+
+
 class SlotTable:
-    """Every slot of the slab, as its one allocator sees them."""
+    """Every slot of the slab, as its one allocator sees them.
+
+    What a gateway that died left in the slab is taken over: its LIVE and DONE slots count as
+    answered (the launcher has cancelled them) and come back as soon as all workers closed them.
+    """
 
     def __init__(self, slab: Slab, outbox: Outbox) -> None:
         self._slab = slab
         self._outbox = outbox
-        self._generations = itertools.count(1)
-        self._free = list(range(slab.layout.slots - 1, -1, -1))
-        self._free_pages = list(range(slab.layout.num_pages - 1, -1, -1))
+        # Beyond the largest ever used: each is in its slot until a larger one is.
+        self._generations = itertools.count(int(np.frombuffer(slab.gen, np.int64).max()) + 1)
         self._pages: dict[int, list[int]] = {}
         self._closing: dict[int, int] = {}
+        self._free = [i for i in range(slab.layout.slots - 1, -1, -1) if not self._adopt(i)]
+        taken = {page for pages in self._pages.values() for page in pages}
+        self._free_pages = [p for p in range(slab.layout.num_pages - 1, -1, -1) if p not in taken]
+
+    def _adopt(self, index: int) -> bool:
+        """Whether a predecessor's request is still in the slot, which is then closing."""
+        slab = self._slab
+        state = unpack(slab.baton[index]).state
+        if state is SlotState.FILLING:  # nobody else has heard of it
+            slab.baton[index] = _FREE
+        if state in (SlotState.FREE, SlotState.FILLING):
+            return False
+        load_fence()
+        self._closing[index] = slab.gen[index]
+        params = decode_params(slab.params(index))
+        if pages := pages_of(params, slab.prompt_len[index], slab.limit[index]):
+            self._pages[index] = slab.page_table[index, :pages].tolist()
+        return True
 
     @property
     def num_free(self) -> int:
