@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import time
@@ -48,24 +49,36 @@ def _collect(
 ) -> tuple[dict[str, list[Event]], float]:
     """The events of ``seconds``, or of less if the server or the user ends it; and how long."""
     events: dict[str, list[Event]] = {name: [] for name in readers}
-    started = time.monotonic()
+    since_ns = time.monotonic_ns()
+    # After Ctrl-C, what there is by then is wanted.
+    with contextlib.suppress(KeyboardInterrupt):
+        _watch(readers, events, pid, seconds)
+    until_ns = time.monotonic_ns()
+    _read(readers, events)
+    # One window for all: the rings are read one after the other, and an arrow needs both ends.
+    clipped = {
+        name: [event for event in found if since_ns <= event.time_ns <= until_ns]
+        for name, found in events.items()
+    }
+    shown = {name: found for name, found in clipped.items() if found or name != "gateway"}
+    return shown, (until_ns - since_ns) / 1e9
+
+
+def _watch(
+    readers: dict[str, TraceReader], events: dict[str, list[Event]], pid: int, seconds: float
+) -> None:
     try:
         ended = os.pidfd_open(pid)
     except ProcessLookupError:
         raise StartupError(f"process {pid} has just ended") from None
+    until = time.monotonic() + seconds
     try:
-        left = seconds
-        while left > 0 and not select.select([ended], [], [], min(_EVERY_S, left))[0]:
+        while (left := until - time.monotonic()) > 0:
+            if select.select([ended], [], [], min(_EVERY_S, left))[0]:
+                return
             _read(readers, events)
-            left = started + seconds - time.monotonic()
-    except KeyboardInterrupt:
-        pass  # what there is by now is wanted, or the command would have been killed
     finally:
         os.close(ended)
-    _read(readers, events)
-    return {name: found for name, found in events.items() if found or name != "gateway"}, (
-        time.monotonic() - started
-    )
 
 
 def _read(readers: dict[str, TraceReader], events: dict[str, list[Event]]) -> None:
