@@ -66,6 +66,23 @@ def test_a_full_ring_makes_the_worker_rescan(running: Running) -> None:
     running.until(lambda: running.done(*slots))
 
 
+def test_a_new_epoch_makes_the_worker_rescan(running: Running) -> None:
+    """What a worker that was reaped had still to send is lost with it."""
+    w = running.world
+    running.start()
+    running.until(lambda: all(words.get("heartbeat") for words in w.slab.workers))
+    slots = [w.submit([n], limit=10, pinned=True) for n in range(2)]
+    running.until(lambda: running.done(*slots))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(w.slots._outbox, "send", lambda worker, descriptor: None)
+        unhinted = w.submit([5], limit=10, pinned=True)
+    time.sleep(0.1)
+    assert not running.done(unhinted), "the test must lose the hint"
+    w.slab.epoch += 1
+    ring(w.memory.bells[0])
+    running.until(lambda: running.done(unhinted))
+
+
 @pytest.mark.parametrize("rung", [False, True])
 def test_what_the_belt_finds_is_counted(
     running: Running, rung: bool, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ _KV_REPAIRS = WORKER_WORDS.index("kv_repairs")
 _QUERIED = WORKER_WORDS.index("cache_queried_tokens")
 _HIT = WORKER_WORDS.index("cache_hit_tokens")
 _EVICTIONS = WORKER_WORDS.index("cache_evictions")
+_HEARTBEAT = WORKER_WORDS.index("heartbeat")
 
 
 class LoadWords:
@@ -24,6 +25,10 @@ class LoadWords:
     def __init__(self, words: WorkerWords, table: RequestTable) -> None:
         self._words = words.words
         self._table = table
+
+    def beat(self, now_ns: int) -> None:
+        """This worker is not hung, as of ``now_ns`` (``time.monotonic_ns``)."""
+        self._words[_HEARTBEAT] = now_ns
 
     def count_step(self) -> None:
         """One more step was computed."""

@@ -72,7 +72,7 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until stopped."""
-        self._table.rescan()
+        self._rescan()
         self._publish()
         # What arrived before the first poll raised no edge for it.
         if not self._on_control():
@@ -114,12 +114,18 @@ class WorkerLoop:
     def _take_in(self, *, by_belt: bool) -> None:
         # Silenced before the rings are drained: what is published from here on rings again.
         missed = not silence(self._bell) and by_belt
+        if self._table.outdated:
+            self._rescan()
         for ring in self._rings:
             if ring.overflowed():
                 ring.drain()
-                self._table.rescan()
+                self._rescan()
             for descriptor in ring.drain():
                 if missed:
                     self.belt_finds += 1
                     log.warning("the belt found %s: a doorbell was missed", descriptor)
                 self._table.sync(descriptor.slot, descriptor.gen)
+
+    def _rescan(self) -> None:
+        self._table.rescan()
+        self._cycle.look_for_suspects()

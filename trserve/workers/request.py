@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trserve.ipc.annotations import AnnotationBook
-from trserve.ipc.baton import LENGTH_SHIFT, Baton
+from trserve.ipc.baton import LENGTH_SHIFT, Baton, Finish
 from trserve.params import RequestParams
 from trserve.workers.adjustments import Adjustment
 from trserve.workers.states import Event, State, advance
@@ -158,6 +158,11 @@ class Request:
         return self.length - self.prompt_len
 
     @property
+    def is_new(self) -> bool:
+        """Whether it is as the gateway sent it: no worker has committed to it or handed it on."""
+        return self.hop == 0 and self.length == self.prompt_len
+
+    @property
     def full(self) -> bool:
         """Whether the row is as long as it may get."""
         return self.length >= self.limit
@@ -170,6 +175,12 @@ class Request:
             and self.params.scores_prompt
             and max(1, self.book.scored) < self.prompt_len
         )
+
+    def end_after(self, token: int) -> Finish | None:
+        """Why the request is over with ``token``, which was just committed; None if it goes on."""
+        if token in self.stop_ids:
+            return Finish.STOP
+        return Finish.LENGTH if self.full else None
 
     def token_bytes(self, start: int, stop: int) -> bytes:
         """The committed tokens from ``start`` to ``stop``, int32."""

@@ -32,6 +32,7 @@ from trserve.workers.sampler import Sampler
 from trserve.workers.states import State
 from trserve.workers.steady import SteadyRows, is_steady
 from trserve.workers.step import StepInputs
+from trserve.workers.suspects import StepGuard
 from trserve.workers.table import RequestTable
 
 FEW_ROWS: Final = 14
@@ -78,6 +79,7 @@ class StepCycle:
         self._limits = limits
         self._recorder = recorder
         self._load = LoadWords(slab.workers[index], table)
+        self._guard = StepGuard(slab, index)
         self._row_sampling = RowSamplings()
         self._short_of_blocks = False
         self._version_before = -1  # the table's, at the last step that was chosen
@@ -100,7 +102,7 @@ class StepCycle:
             self._annotated.append(request)
         if not self._routing.receive(request):
             self._table.finish(request, Finish.ROUTER_ERROR)
-        elif request.hop == 0 and request.params.admit and self._routing.asks_admit:
+        elif request.is_new and request.params.admit and self._routing.asks_admit:
             self._admit(request)
 
     def _admit(self, request: Request) -> None:
@@ -110,8 +112,14 @@ class StepCycle:
         elif model != self._index:
             self._table.hand_off(request, model, empty=False)
 
+    def look_for_suspects(self) -> None:
+        """After a worker has ended: who may have been the reason runs alone for a step."""
+        self._steady = None
+        self._guard.look(self._table.runnable)
+
     def run(self, now_ns: int) -> None:
         """One step, if anything is runnable. The caller publishes its results."""
+        self._load.beat(now_ns)
         steady = self._steady
         if steady is not None and steady.version == self._table.version and steady.take_blocks():
             noteworthy = steady.starts_blocks
@@ -126,8 +134,9 @@ class StepCycle:
     def _step(self, now_ns: int) -> None:
         settled = self._version_before == self._table.version
         self._version_before = self._table.version
+        alone = self._guard.next_suspect(self._table.runnable)
         wanted = choose_step(
-            self._table.candidates(all_of_them=self._short_of_blocks),
+            alone or self._table.candidates(all_of_them=self._short_of_blocks),
             max_rows=self._limits.max_rows,
             max_tokens=self._limits.max_tokens,
             now_ns=now_ns,
@@ -150,12 +159,14 @@ class StepCycle:
     def _make_steady(self, plan: Plan) -> SteadyRows:
         requests = [request for request, _ in plan]
         self._inputs.clear()
+        self._guard.enter([request.slot for request in requests])
         return SteadyRows(
             requests, self._table, self._inputs, self._routing.parameter_tensors(requests)
         )
 
     def _run_steady(self, rows: SteadyRows) -> None:
         """:meth:`_run_plan` for rows that are known."""
+        self._guard.enter_again()
         output = self._runner.forward(self._inputs)
         self._load.count_step()
         rows.note_computed()
@@ -170,8 +181,10 @@ class StepCycle:
             self._apply_all(rows.requests, tokens, destinations)
         if rows.version == self._table.version:
             rows.advance(sampled)
+        self._guard.leave()
 
     def _run_plan(self, plan: Plan) -> None:
+        self._guard.enter([request.slot for request, _ in plan])
         self._fill_inputs(plan)
         output = self._forward(plan)
         self._load.count_step()
@@ -198,6 +211,7 @@ class StepCycle:
             self._decide(requests, _rows(output, due, len(plan)), prefill)
         for row in over:
             self._end_prompt(plan[row][0], output.logits[row])
+        self._guard.leave()
 
     def _start_waiting(self, plan: Plan) -> None:
         for request, _ in plan:
@@ -300,7 +314,7 @@ class StepCycle:
 
     def _commit_and_stay(self, request: Request, token: int) -> None:
         self._table.commit(request)
-        reason = _end(request, token)
+        reason = request.end_after(token)
         if reason is None:
             self._table.stay(request)
         else:
@@ -318,7 +332,7 @@ class StepCycle:
             return
         if peer_req.keep_token:
             self._table.commit(request)
-            reason = _end(request, token)
+            reason = request.end_after(token)
             if reason is not None:
                 self._table.finish(request, reason)
                 return
@@ -331,10 +345,3 @@ def _rows(output: ForwardOutput, rows: list[int], total: int) -> ForwardOutput:
     if len(rows) == total:
         return output
     return ForwardOutput(logits=output.logits[rows], hidden=output.hidden[rows])
-
-
-def _end(request: Request, token: int) -> Finish | None:
-    """Whether the token just committed ends the request."""
-    if token in request.stop_ids:
-        return Finish.STOP
-    return Finish.LENGTH if request.length >= request.limit else None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trserve.ipc.baton import Baton, Finish, SlotState, pack, unpack
 from trserve.ipc.extras import Extras, read_extras, write_extras
 from trserve.ipc.fence import load_fence
+from trserve.ipc.layout import EPOCH_WORD
 from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import Slab
@@ -59,6 +60,8 @@ class RequestTable:
         # a second hint at a request that just ended must not bring it back.
         self._closed = list(slab.closed[index])
         self._cancel_vector = np.frombuffer(slab.cancel, np.int64)
+        self._header = slab.header
+        self._epoch = -1
         self._flat_tokens = slab.tokens.reshape(-1)
         self._flat_source = slab.source.reshape(-1)
         self._rows = slab.tokens.view()
@@ -101,9 +104,19 @@ class RequestTable:
         if self._slab.cancel[slot] == gen and slot in self.runnable:
             self.finish(request, Finish.ABORT)
 
+    @property
+    def outdated(self) -> bool:
+        """Whether a worker was reaped since the last rescan; its last hints were lost with it."""
+        return self._header[EPOCH_WORD] != self._epoch
+
     def rescan(self) -> None:
-        """Look at every slot that concerns this worker: at start, and after a ring overflowed."""
+        """Look at every slot that concerns this worker.
+
+        At start, after a ring overflowed, and after a worker was reaped.
+        """
         slab = self._slab
+        self._epoch = self._header[EPOCH_WORD]
+        load_fence()
         for slot in range(slab.layout.slots):
             mine = unpack(slab.baton[slot]).owner == self._index
             if mine or slab.sent[slot] >> self._index & 1:
