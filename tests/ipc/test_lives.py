@@ -18,7 +18,12 @@ from pathlib import Path
 import pytest
 
 from trserve.ipc.child import ChildArguments, parse_child_arguments
-from trserve.ipc.instance import InstanceDirectory, remove_abandoned, sweep_dead_instances
+from trserve.ipc.instance import (
+    InstanceDirectory,
+    remove_abandoned,
+    running_instances,
+    sweep_dead_instances,
+)
 from trserve.ipc.process import thread_environment
 
 LONG_S = 30.0
@@ -69,6 +74,19 @@ def test_two_instances_have_two_directories() -> None:
     one.remove()
     assert other.path.exists()
     other.remove()
+
+
+def test_running_servers_are_found_by_the_pid_of_their_owner(tmp_path: Path) -> None:
+    assert running_instances() == {}
+    own = InstanceDirectory()
+    with peer("hold-instance") as holder:
+        path = Path(line_of(holder))
+        assert running_instances() == {os.getpid(): own.path, holder.pid: path}
+        holder.kill()
+        holder.wait()
+        assert running_instances() == {os.getpid(): own.path}, "a directory alone is no server"
+    own.remove()
+    assert running_instances() == {}
 
 
 def test_only_what_a_dead_owner_left_is_swept() -> None:
