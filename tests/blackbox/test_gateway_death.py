@@ -1,0 +1,124 @@
+"""A gateway that dies: its clients lose their connections, the next one serves, nothing is left."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bench.soak import open_descriptors, processes, what_is_left
+from tests.blackbox.test_worker_death import COMPLETIONS, live
+from tests.serverproc import Server, concurrently, wait_until
+
+SERVES_WITHIN_S = 2.0
+STREAMS = 64
+CUT = (http.client.HTTPException, OSError, AssertionError)
+"""What a reader of a stream meets whose connection ends in the middle."""
+
+
+def start_streams(server: Server, count: int = STREAMS, **fields: object) -> list[Iterator[dict]]:
+    """Streams on both models that go on for long, each with its first event read."""
+    lengths = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
+    router = {"trserve": {"router": {"tau": 0.0}}}
+
+    def begin(index: int) -> Iterator[dict]:
+        prompt = [5 + index % 50] * 8
+        stream = server.stream(COMPLETIONS, {"prompt": prompt} | lengths | router | fields)
+        next(stream)
+        return stream
+
+    return concurrently(begin, range(count), count)
+
+
+def kill_gateway(server: Server) -> float:
+    """SIGKILL; returns the time until a new gateway says that it is ready."""
+    victim = processes(server.pid)["gateway"]
+    started = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: ready(server), bool, 10.0)
+    assert processes(server.pid)["gateway"] != victim
+    return time.monotonic() - started
+
+
+def ready(server: Server) -> bool:
+    """Whether it is; a connection that the dead gateway held says nothing."""
+    try:
+        return server.request("GET", "/readyz", timeout_s=5.0).status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def check_all_free(server: Server) -> None:
+    left = wait_until(
+        lambda: what_is_left(server.request("GET", "/health").json()), lambda left: not left, 5.0
+    )
+    assert left == {}
+
+
+def descriptors(server: Server) -> dict[str, int]:
+    return {name: open_descriptors(pid) for name, pid in processes(server.pid).items()}
+
+
+def answers(server: Server) -> list[dict]:
+    body = {"temperature": 0, "max_tokens": 40, "return_token_ids": True, "ignore_eos": True}
+    own = {"trserve": {"trace": True, "router": {"tau": 0.05}}}
+    return [
+        server.post(COMPLETIONS, {"prompt": [7 + n, 9, 11]} | body | own)["choices"][0]
+        for n in range(4)
+    ]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(["--device", "cpu", "--max-requests", "80"]) as running:
+        yield running
+
+
+def test_a_new_one_serves_and_nothing_is_held(server):
+    expected = answers(server)
+    before = descriptors(server)
+    assert len(before) == 4
+    streams = start_streams(server)
+    wait_until(lambda: live(server), lambda count: count == STREAMS, 10.0)
+    assert kill_gateway(server) < SERVES_WITHIN_S
+    for stream in streams:
+        with pytest.raises(CUT):
+            list(stream)
+    check_all_free(server)
+    assert answers(server) == expected
+    # A connection of a client is closed a moment after its answer.
+    assert wait_until(lambda: descriptors(server), lambda now: now == before, 5.0) == before
+    assert "gateway was killed by SIGKILL; 64 requests are cancelled" in server.stderr
+
+
+def test_clients_that_connect_meanwhile_are_served_and_a_signal_ends_the_server():
+    with Server(["--device", "cpu"]) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        os.kill(processes(server.pid)["gateway"], signal.SIGKILL)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:  # the socket is the launcher's, and never refuses
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+            time.sleep(0.01)
+        body = {"prompt": [5, 6], "max_tokens": 2, "temperature": 0}
+        assert wait_until(lambda: ready(server), bool, 10.0)
+        assert server.request("POST", COMPLETIONS, body, timeout_s=10.0).status == 200
+        os.kill(processes(server.pid)["gateway"], signal.SIGKILL)
+        time.sleep(0.1)
+        assert server.stop() == 0  # while the third is starting
+        assert not server.wait_gone()
+
+
+def test_three_deaths_in_a_minute_end_the_server():
+    with Server(["--device", "cpu"]) as server:
+        kill_gateway(server)
+        kill_gateway(server)
+        os.kill(processes(server.pid)["gateway"], signal.SIGKILL)
+        assert server.wait() == 5
+        last = server.stderr.strip().splitlines()[-1]
+        assert "gateway was killed by SIGKILL; 3 gateways in a minute" in last
+        assert not server.wait_gone()
