@@ -272,7 +272,9 @@ class Launcher:
             elif self._state is ServerState.SERVING:
                 self._move(ServerEvent.STOP_ASKED)
                 self._deadline = time.monotonic() + self._drain_timeout_s
-                self._control.send(GATEWAY_IDENTITY, {"type": "drain"})
+                gateway = self._children.by_identity(GATEWAY_IDENTITY)
+                if gateway is not None and gateway.ready:  # else once it serves
+                    self._control.send(GATEWAY_IDENTITY, {"type": "drain"})
                 self._front.show_note("draining; once more to force")
             elif self._state is ServerState.STARTING:
                 self._move(ServerEvent.STOP_ASKED)

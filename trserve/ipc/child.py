@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, Final
 from trserve.ipc.control import ControlClient
 from trserve.ipc.process import die_with_parent
 
+log = logging.getLogger(__name__)
 PLAN_TIMEOUT_S: Final = 30.0
 
 
@@ -98,10 +100,13 @@ def begin_child(arguments: ChildArguments, parent_death: int = signal.SIGKILL) -
 
 
 def say_hello(control: ControlClient) -> dict[str, Any]:
-    """Announce this process and wait for the plan. TimeoutError after 30 seconds."""
+    """Announce this process and wait for the plan. TimeoutError after 30 seconds.
+
+    News that was under way to a predecessor of this name may come first, and is not for this one.
+    """
     control.send({"type": "hello"})
-    message = control.receive(PLAN_TIMEOUT_S)
-    if message["type"] != "plan":
-        raise RuntimeError(f"the launcher answered {message['type']!r} to hello, not a plan")
+    deadline = time.monotonic() + PLAN_TIMEOUT_S
+    while (message := control.receive(max(0.0, deadline - time.monotonic())))["type"] != "plan":
+        log.info("%r came before the plan and is not for this process", message["type"])
     plan: dict[str, Any] = message["plan"]
     return plan
