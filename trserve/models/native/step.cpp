@@ -1,7 +1,7 @@
 // One forward pass of a dense decoder over a few tokens, all layers in one call.
 //
-// Threads go through the phases of a step together (team.h); within a phase they take tasks, and
-// between two phases all meet, so that what one phase wrote the next may read. Residuals, norms,
+// Threads go through the phases of a step together (team.h): a phase begins when all tasks of the
+// one before are done, so that what one phase wrote the next may read. Residuals, norms,
 // rotations and softmax are in float32; products take the weights' type. Knows no requests.
 
 #include <algorithm>
@@ -40,8 +40,7 @@ class TypedModel final : public Model {
   TypedModel(const ModelSpec& spec, int threads, int spin, int64_t max_tokens)
       : spec_(spec),
         shape_{int(spec.heads / spec.kv_heads), int(spec.kv_heads), int(spec.dim)},
-        team_(threads, spin),
-        tasks_(new Tasks[spec.num_layers * kPhasesPerLayer + 3]) {
+        team_(threads, spin, int(spec.num_layers) * kPhasesPerLayer + 3) {
     const int64_t q = spec.heads * spec.dim;
     qkv_width_ = q + 2 * spec.kv_heads * spec.dim;
     int64_t widest = spec.head.columns;
@@ -66,7 +65,6 @@ class TypedModel final : public Model {
     for (int64_t row = 0; row < step.rows; ++row) {
       for (int32_t t = step.query_start[row]; t < step.query_start[row + 1]; ++t) row_of_[t] = row;
     }
-    for (int64_t i = 0; i < spec_.num_layers * kPhasesPerLayer + 3; ++i) tasks_[i].reset();
     plan_segments();
     team_.run([](void* self, int thread) { static_cast<TypedModel*>(self)->work(thread); }, this);
   }
@@ -99,8 +97,7 @@ class TypedModel final : public Model {
 
   template <class Task>
   void each(int phase, int count, Task task) {
-    for (int i; (i = tasks_[phase].take()) < count;) task(i);
-    team_.meet();
+    team_.each(phase, count, task);
   }
 
   // A few tasks a thread, each of some rows.
@@ -275,7 +272,6 @@ class TypedModel final : public Model {
   const ModelSpec spec_;
   const HeadShape shape_;
   Team team_;
-  std::unique_ptr<Tasks[]> tasks_;
   const StepSpec* step_ = nullptr;
   int64_t qkv_width_ = 0, scratch_stride_ = 0, shared_size_ = 0;
   int segments_ = 0;
