@@ -38,7 +38,11 @@ class Gateway:
         plan = new_plan(folder, router="none")
         self.dispatcher = new_dispatcher(w)
         self.service = Service(plan, w.slab)
-        self.app = App(self.service, self.dispatcher, Health(plan, w.slab, self.dispatcher))
+        self.app = App(
+            self.service,
+            self.dispatcher,
+            Health(plan, w.slab, self.dispatcher, self.service.states),
+        )
         self.app.phase = Phase.SERVING
         self.state = ServerState()
 
@@ -97,6 +101,15 @@ def request(*, version: str = "1.1", length: int | None = None, **fields: Any) -
         f"POST /v1/completions HTTP/{version}\r\nhost: x\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body) if length is None else length}\r\n\r\n"
     ).encode() + body
+
+
+async def get(g: Gateway, path: str) -> tuple[int, bytes]:
+    """Status and body of a GET on a connection of its own."""
+    reader, writer = await g.connect()
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), body
 
 
 @pytest.fixture(scope="module")

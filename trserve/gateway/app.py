@@ -135,9 +135,12 @@ class App:
         await _send_json(send, 200, body)
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serving = self.phase is Phase.SERVING
-        body = {"status": "ok" if serving else "unavailable", "detail": self.phase.value}
-        status = 200 if serving else 503
+        states, serving = self._service.states, self.phase is Phase.SERVING
+        detail = (states.unready if serving else None) or self.phase.value
+        ready = serving and states.unready is None
+        body = {"status": ("degraded" if states.lost else "ok") if ready else "unavailable"}
+        body["detail"] = "; ".join((detail, *states.lost.values()))
+        status = 200 if ready else 503
         await _send_json(send, status, orjson.dumps(body | self._health.report()))
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -37,7 +37,7 @@ class Job:
         prompt_ids: the prompt.
         params: the encoded parameter blob.
         limit: the longest that its row may get.
-        entry: the worker that writes first.
+        entry: the worker that writes first; ``fixed``: no other may take its place.
         start: makes its generation once the slot is known.
         pages: annotation pages that it needs.
     """
@@ -48,15 +48,30 @@ class Job:
     entry: int
     start: Callable[[Slot], Generation]
     pages: int = 0
+    fixed: bool = False
+
+
+def _as_asked(entry: int, *, fixed: bool) -> int:
+    """Every model can write."""
+    return entry
 
 
 class Dispatcher:
-    """Every request that is in the server, waiting or live."""
+    """Every request that is in the server, waiting or live.
 
-    def __init__(self, slab: Slab, slots: SlotTable, bell: int) -> None:
+    Args:
+        bell: the gateway's doorbell.
+        place: the model that takes the place of a job's ``entry`` at the moment that it gets a
+            slot; raises RequestError if none can.
+    """
+
+    def __init__(
+        self, slab: Slab, slots: SlotTable, bell: int, place: Callable[..., int] = _as_asked
+    ) -> None:
         self._slab = slab
         self._slots = slots
         self._bell = bell
+        self._place = place
         self._seen = slab.baton_vector.copy()
         self._live: dict[int, Generation] = {}
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
@@ -117,7 +132,7 @@ class Dispatcher:
                         job.prompt_ids,
                         job.params,
                         limit=job.limit,
-                        entry=job.entry,
+                        entry=self._place(job.entry, fixed=job.fixed),
                         pages=job.pages,
                     )
                 )

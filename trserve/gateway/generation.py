@@ -42,6 +42,7 @@ class Generation:
     Args:
         book: where the annotations of its tokens are, if it asked for them.
         scores_prompt: whether the prompt's are there too.
+        degraded: tells whether a model that it might have visited is lost.
 
     Attributes:
         ended: nothing more will be given to the sink.
@@ -59,6 +60,7 @@ class Generation:
         model_names: Sequence[str],
         book: AnnotationBook | None = None,
         scores_prompt: bool = False,
+        degraded: Callable[[], bool] = bool,
     ) -> None:
         self._slab = slab
         self._position = prompt_tokens
@@ -73,6 +75,7 @@ class Generation:
         self._handoffs = 0
         self._pending_ns = 0
         self._cached_tokens = 0
+        self._degraded = degraded
         self.slot = slot
         self.ended = False
 
@@ -96,6 +99,8 @@ class Generation:
         if delta.finish_reason is not None:
             self.ended = True
             self._pending_ns = self._extras(baton).pending_ns
+            degraded = self._degraded()  # a model that is lost later changes nothing
+            self._degraded = lambda: degraded
         if self._book is not None:
             delta = self._annotated(delta, start)
         if tokens or self.ended:
@@ -151,7 +156,7 @@ class Generation:
                 "handoffs": self._handoffs,
                 "share": (total - counts[0]) / total if total else 0.0,
                 "pending_ms": self._pending_ns / 1e6,
-                "degraded": False,
+                "degraded": self._degraded(),
                 "seed": self._seed,
             },
             self._cached_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trserve.gateway.dispatcher import Dispatcher
+from trserve.gateway.model_states import ModelStates
 from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import Slab
 from trserve.plan import ServerPlan
@@ -13,11 +14,14 @@ _WORDS = tuple(word for word in WORKER_WORDS if word != "status")
 
 
 class Health:
-    """Counts of requests, and of each worker."""
+    """Counts of requests, and the state and counts of each worker."""
 
-    def __init__(self, plan: ServerPlan, slab: Slab, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, plan: ServerPlan, slab: Slab, dispatcher: Dispatcher, states: ModelStates
+    ) -> None:
         self._names = [model.name for model in plan.models]
         self._slab = slab
+        self._states = states
         self._dispatcher = dispatcher
 
     def report(self) -> dict[str, Any]:
@@ -29,7 +33,10 @@ class Health:
                 "closing": self._dispatcher.num_closing,
             },
             "models": [
-                {"name": name} | {word: words.get(word) for word in _WORDS}
-                for name, words in zip(self._names, self._slab.workers, strict=True)
+                {"name": name, "status": self._states.status(model)}
+                | {word: words.get(word) for word in _WORDS}
+                for model, (name, words) in enumerate(
+                    zip(self._names, self._slab.workers, strict=True)
+                )
             ],
         }

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trserve.gateway.app import App
     from trserve.gateway.dispatcher import Dispatcher
     from trserve.gateway.service import Service
+    from trserve.ipc.slab import Slab
 
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
@@ -41,6 +42,7 @@ class Gateway:
         self,
         arguments: ChildArguments,
         control: ControlClient,
+        slab: Slab,
         service: Service,
         dispatcher: Dispatcher,
         app: App,
@@ -48,6 +50,7 @@ class Gateway:
     ) -> None:
         self._arguments = arguments
         self._control = control
+        self._slab = slab
         self._service = service
         self._dispatcher = dispatcher
         self._app = app
@@ -106,6 +109,7 @@ class Gateway:
         kind = message["type"]
         if kind == "serve":
             self._service.set_router_parameters(message["router_parameters"])
+            self._service.states.read(self._slab)
             if self._app.phase is Phase.LOADING:  # it may be told of the end before the beginning
                 self._app.phase = Phase.SERVING
             self._control.send({"type": "serving"})
@@ -120,6 +124,8 @@ class Gateway:
             self._drain()
         elif kind == "stop":
             self._stopped.set()
+        else:
+            self._service.states.on_message(message)
 
     def _drain(self) -> None:
         """Tell the launcher as soon as no request is open."""
@@ -176,10 +182,10 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
         for worker in range(len(plan.models))
     }
     slots = SlotTable(slab, Outbox(slab, rings, arguments.bells))
-    dispatcher = Dispatcher(slab, slots, arguments.bells[-1])
     service = Service(plan, slab)
-    app = App(service, dispatcher, Health(plan, slab, dispatcher))
-    return Gateway(arguments, control, service, dispatcher, app, ServerState())
+    dispatcher = Dispatcher(slab, slots, arguments.bells[-1], service.states.place)
+    app = App(service, dispatcher, Health(plan, slab, dispatcher, service.states))
+    return Gateway(arguments, control, slab, service, dispatcher, app, ServerState())
 
 
 async def _serve(arguments: ChildArguments, control: ControlClient) -> None:

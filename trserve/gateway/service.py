@@ -27,6 +27,7 @@ from trserve.gateway.logprobs import (
     Logprobs,
     TokenNames,
 )
+from trserve.gateway.model_states import ModelStates
 from trserve.gateway.prompts import Prompt, read_prompts
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.slots import Slot, pages_of
@@ -59,7 +60,10 @@ def choice_seed(seed: int, choice: int) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which model writes first, and whether no other may."""
+    """Which model writes first, and whether no other may.
+
+    Without ``admit`` the request itself names the model, and no other can take its place.
+    """
 
     entry: int
     pinned: bool
@@ -70,6 +74,7 @@ class Service:
     """What the endpoint offers; made once, from the plan.
 
     Attributes:
+        states: which models can write.
         token_names: the texts of single tokens.
         router_parameters: what the router takes; known once a worker has loaded it.
         max_prompt_and_output: the longest row that every model can hold.
@@ -81,6 +86,7 @@ class Service:
         self._tokenizer = Tokenizer.load(Path(plan.tokenizer_path))
         self.token_names = TokenNames(self._tokenizer)
         self.model_names = [model.name for model in plan.models]
+        self.states = ModelStates(self.model_names)
         self.served_names = plan.served_names
         self.router_name = plan.router
         self.defaults = plan.sampling_defaults
@@ -149,7 +155,8 @@ class Service:
             params=encode_params(params),
             limit=limit,
             entry=placement.entry,
-            start=self._starter(request, prompt.ids, seed, params, sink),
+            fixed=not placement.admit,
+            start=self._starter(request, prompt.ids, seed, params, placement, sink),
             pages=pages_of(params, length, limit),
         )
 
@@ -218,7 +225,13 @@ class Service:
             raise RequestError(
                 f"{param}: no model {name!r}; models: {', '.join(self.model_names)}", param=param
             )
-        return self.model_names.index(name)
+        return self.states.place(self.model_names.index(name), fixed=True)
+
+    def _visits(self, placement: Placement) -> Sequence[int]:
+        """The models that a request may visit."""
+        if placement.pinned or self._plan.router == "none":
+            return (placement.entry,)
+        return range(len(self.model_names))
 
     def _router_params(self, given: dict[str, float]) -> dict[str, float]:
         parameters = [p for p in self.router_parameters if p.per_request]
@@ -279,6 +292,7 @@ class Service:
         prompt_ids: Sequence[int],
         seed: int,
         params: RequestParams,
+        placement: Placement,
         sink: Sink,
     ) -> Callable[[Slot], Generation]:
         answer = Answer(
@@ -287,6 +301,8 @@ class Service:
             request.stop_token_ids,
             len(self.model_names),
         )
+
+        degraded = self.states.watch(self._visits(placement))
 
         def start(slot: Slot) -> Generation:
             book = None
@@ -303,6 +319,7 @@ class Service:
                 model_names=self.model_names,
                 book=book,
                 scores_prompt=params.scores_prompt,
+                degraded=degraded,
             )
 
         return start

@@ -147,8 +147,9 @@ class Session:
             for worker in range(len(self._plan.models))
         }
         bells = shared.bells
-        self._dispatcher = Dispatcher(slab, SlotTable(slab, Outbox(slab, rings, bells)), bells[-1])
         self.service = Service(self._plan, slab)
+        slots = SlotTable(slab, Outbox(slab, rings, bells))
+        self._dispatcher = Dispatcher(slab, slots, bells[-1], self.service.states.place)
         self._control = ControlClient(self._host.control_endpoint, GATEWAY_IDENTITY)
         self._loop.add_reader(bells[-1], self._dispatcher.on_bell)
         self._loop.add_reader(self._control.fd, self._on_control)
@@ -179,6 +180,8 @@ class Session:
                 self._started.set_result(None)
         elif message["type"] == "lost":
             self._fail(EngineError(message["message"]))
+        else:
+            self.service.states.on_message(message)
 
     def _on_host_output(self) -> None:
         """The supervisor's last line, or its end without one."""
