@@ -82,7 +82,8 @@ __attribute__((noinline)) void add_rest(const W* weights, const X* input, int64_
 // out[r * Tokens + t] = weights[r] . input[t] for Rows rows and Tokens tokens.
 //
 // The next rows are asked for while these are computed: a tile's additions at its end would
-// otherwise leave the memory without work.
+// otherwise leave the memory without work. With one token there is so little to compute that the
+// processor's own reading ahead is faster.
 template <int Rows, int Tokens, class W, class X>
 inline void tile(const W* weights, const X* input, int64_t columns, int64_t stride, float* out) {
   Floats parts[Rows * Tokens] = {};
@@ -90,7 +91,7 @@ inline void tile(const W* weights, const X* input, int64_t columns, int64_t stri
   int64_t at = 0;
   for (; at + kStep <= columns; at += kStep) {
     for (int r = 0; r < Rows; ++r) {
-      __builtin_prefetch(weights + (r + Rows) * columns + at);
+      if constexpr (Tokens > 1) __builtin_prefetch(weights + (r + Rows) * columns + at);
       for (int t = 0; t < Tokens; ++t) {
         multiply_add(parts[r * Tokens + t], weights + r * columns + at, input + t * stride + at);
       }
