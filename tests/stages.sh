@@ -35,4 +35,5 @@ suite "golden reference and engine" tests/golden tests/engine \
   --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py \
   --ignore tests/golden/test_seeds.py
 suite "black box" tests/blackbox
+suite "faults" tests/faults
 echo "== all: $((SECONDS - total)) s"

@@ -13,11 +13,14 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final
 
 from trserve.errors import ConfigError
+from trserve.restarts import ON_PEER_LOSS
 
 DEVICES: Final = ("auto", "cpu", "cuda", "emulated")
 DTYPES: Final = ("auto", "float32", "bfloat16")
 QUANTIZATIONS: Final = ("none", "int8")
 LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
+
+SHORTEST_WATCHDOG_S: Final = 2.0
 
 
 def option(
@@ -212,7 +215,17 @@ class EndpointConfig:
 
 @dataclass(frozen=True)
 class FaultConfig:
-    """What happens at the end."""
+    """What happens when a process dies, and at the end."""
+
+    on_peer_loss: str = option(
+        ON_PEER_LOSS[0],
+        "When a worker dies for the third time in a minute: fail ends the server, degrade goes on "
+        "with the models left, wait keeps starting it.",
+        choices=ON_PEER_LOSS,
+    )
+    watchdog_s: float = option(
+        30.0, "Seconds after which a worker that gives no sign of life is replaced; 0: never."
+    )
 
     drain_timeout: float = option(
         30.0, "Seconds that open streams get after SIGTERM.", also=("--shutdown-timeout",)
@@ -280,6 +293,12 @@ def _check(config: LaunchConfig) -> None:
         raise ConfigError(f"--max-model-len {config.model.max_model_len}: must be positive")
     if not 0 <= config.endpoint.port <= 65535:
         raise ConfigError(f"--port {config.endpoint.port}: must be 0 to 65535")
+    watchdog_s = config.faults.watchdog_s
+    if watchdog_s and not SHORTEST_WATCHDOG_S <= watchdog_s < math.inf:
+        raise ConfigError(
+            f"--watchdog-s {watchdog_s:g}: must be 0 (off), or {SHORTEST_WATCHDOG_S:g} or more: an "
+            "idle worker gives a sign of life once a second"
+        )
     if not 0 <= config.faults.drain_timeout < math.inf:
         raise ConfigError(f"--drain-timeout {config.faults.drain_timeout:g}: must be 0 or more")
     threads = config.placement.threads

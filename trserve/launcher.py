@@ -16,25 +16,17 @@ import msgspec
 
 from trserve.children import KILL_AFTER_S, Child, Children
 from trserve.config import LaunchConfig
-from trserve.errors import (
-    EXIT_OK,
-    EXIT_UNAVAILABLE,
-    EXIT_WORKER_LOST,
-)
+from trserve.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_WORKER_LOST
 from trserve.front import Front, HttpFront, listen
 from trserve.gateway_loss import MOST_DEATHS, GatewayDeaths, cancel_requests
 from trserve.ipc.child import ChildArguments
-from trserve.ipc.control import (
-    GATEWAY_IDENTITY,
-    ControlServer,
-    Message,
-    worker_identity,
-)
+from trserve.ipc.control import GATEWAY_IDENTITY, ControlServer, Message
 from trserve.ipc.instance import InstanceDirectory, sweep_dead_instances
-from trserve.ipc.process import become_subreaper, thread_environment
+from trserve.ipc.process import become_subreaper
 from trserve.ipc.shared import Shared
 from trserve.lifecycle import ServerEvent, ServerState, advance
 from trserve.plan import ServerPlan, make_plan
+from trserve.workforce import Workforce
 
 _TICK_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.3
@@ -78,7 +70,14 @@ class Launcher:
         self._control = ControlServer(self._directory.control_endpoint)
         self._own_pidfd = os.pidfd_open(os.getpid())
         self._selector = selectors.DefaultSelector()
-        self._router_parameters: object = []
+        self._workforce = Workforce(
+            plan,
+            self._shared,
+            arguments=self._arguments,
+            watch=self._watch,
+            tell=lambda message: self._control.send(GATEWAY_IDENTITY, message),
+            note=lambda text: self._front.show_note(text),
+        )
         self._gateway_deaths = GatewayDeaths()
 
     def __enter__(self) -> Launcher:
@@ -102,7 +101,8 @@ class Launcher:
     def run(self) -> int:
         """Start the children and supervise them to the end; returns the exit code."""
         self._front.show_plan(self._plan)
-        self._start_children()
+        self._workforce.start()
+        self._watch(self._front.start(self._arguments(-1)))
         while self._state is not ServerState.STOPPED:
             self._turn()
         if self._root_cause:
@@ -116,6 +116,9 @@ class Launcher:
             elif key.fd != self._control.fd:
                 self._on_child_end(key.fd)
         self._receive()
+        if self._replaces and (cause := self._workforce.tick(time.monotonic())):
+            self._root_cause, self._exit_code = cause, EXIT_WORKER_LOST
+            self._end_requests()
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._on_deadline()
             self._receive()
@@ -132,25 +135,22 @@ class Launcher:
                 self._on_message(identity, message)
 
     def _wait_s(self) -> float:
-        if self._deadline is None:
-            return _TICK_S
-        return min(_TICK_S, max(0.0, self._deadline - time.monotonic()))
+        due = [*self._workforce.due()] if self._replaces else []
+        if self._deadline is not None:
+            due.append(self._deadline)
+        now = time.monotonic()
+        return min(_TICK_S, max(0.0, min(due, default=now + _TICK_S) - now))
+
+    @property
+    def _replaces(self) -> bool:
+        """Whether workers are kept alive: between the ready line and the end's beginning."""
+        serves = self._state in (ServerState.SERVING, ServerState.DRAINING)
+        return serves and self._root_cause is None
 
     def _move(self, event: ServerEvent) -> None:
         self._state = advance(self._state, event)
 
     # -- children ----------------------------------------------------------------------------
-
-    def _start_children(self) -> None:
-        threads = sum(model.threads for model in self._plan.models)
-        alone = threads <= len(os.sched_getaffinity(0))
-        for index, model in enumerate(self._plan.models):
-            env = thread_environment(model.threads, cores_to_itself=alone)
-            arguments = self._arguments(index)
-            title = f"worker {index} ({model.name})"
-            module = "trserve.workers.main"
-            self._watch(Child.start(worker_identity(index), title, module, arguments, env))
-        self._watch(self._front.start(self._arguments(-1)))
 
     def _arguments(self, index: int) -> ChildArguments:
         return ChildArguments(
@@ -191,7 +191,10 @@ class Launcher:
             self._receive()
 
     def _on_loss(self, child: Child) -> None:
-        if child.identity == GATEWAY_IDENTITY and self._replace_gateway(child):
+        if child.identity == GATEWAY_IDENTITY:
+            if self._replace_gateway(child):
+                return
+        elif self._replace_worker(child):
             return
         starting = self._state is ServerState.STARTING
         if self._root_cause is None:
@@ -200,14 +203,29 @@ class Launcher:
                 EXIT_UNAVAILABLE if starting else EXIT_WORKER_LOST,
             )
             self._root_cause, self._exit_code = cause, code
+        if not starting and child.identity != GATEWAY_IDENTITY:
+            self._end_requests()
+            return
         self._move(ServerEvent.CHILD_LOST)
         if starting:
             self._stop_children()
-        elif child.identity == GATEWAY_IDENTITY:
-            self._finish_drain()
         else:
-            self._deadline = time.monotonic() + KILL_AFTER_S
-            self._control.send(GATEWAY_IDENTITY, {"type": "lost", "message": str(self._root_cause)})
+            self._finish_drain()
+
+    def _end_requests(self) -> None:
+        """A model is lost for good: its clients are told, then the server ends."""
+        self._move(ServerEvent.CHILD_LOST)
+        self._deadline = time.monotonic() + KILL_AFTER_S
+        self._control.send(GATEWAY_IDENTITY, {"type": "lost", "message": str(self._root_cause)})
+
+    def _replace_worker(self, child: Child) -> bool:
+        """Start another worker for one that was reaped; False if the server must end instead."""
+        if not self._replaces:
+            return False
+        cause = self._workforce.replace(child, time.monotonic())
+        if cause is not None:
+            self._root_cause, self._exit_code = cause, EXIT_WORKER_LOST
+        return cause is None
 
     def _replace_gateway(self, child: Child) -> bool:
         """Start another gateway for one that was reaped; False if the server must end instead."""
@@ -231,6 +249,7 @@ class Launcher:
             return
         kind = message["type"]
         if kind == "hello":
+            self._workforce.on_hello(child)
             plan = msgspec.to_builtins(self._plan)
             self._control.send(identity, {"type": "plan", "plan": plan})
         elif kind == "progress":
@@ -247,11 +266,14 @@ class Launcher:
             self._finish_drain()
 
     def _on_ready(self, child: Child, message: Message) -> None:
-        child.ready = True
-        if child.identity == worker_identity(0):
-            self._router_parameters = message["router_parameters"]
-        if all(child.ready for child in self._children):
-            parameters = self._router_parameters
+        starting = self._state is ServerState.STARTING
+        is_gateway = child.identity == GATEWAY_IDENTITY
+        if is_gateway:
+            child.ready = True
+        else:
+            self._workforce.on_ready(child, message["router_parameters"])
+        if all(child.ready for child in self._children) if starting else is_gateway:
+            parameters = self._workforce.router_parameters
             self._control.send(GATEWAY_IDENTITY, {"type": "serve", "router_parameters": parameters})
 
     def _on_serving(self) -> None:

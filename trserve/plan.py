@@ -25,6 +25,7 @@ from trserve.models.generation_defaults import read_sampling_defaults
 from trserve.params import SamplingDefaults
 from trserve.record_format import RecordHeader, new_run, weights_digest
 from trserve.recording import RecordPlan, plan_record
+from trserve.restarts import ON_PEER_LOSS
 from trserve.router_lib.parameters import check_values
 from trserve.router_lib.registry import RouterEntry, describe
 
@@ -75,6 +76,8 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int
     max_tokens: int
     record: RecordPlan | None = None
+    on_peer_loss: str = ON_PEER_LOSS[0]
+    watchdog_s: float = 0.0
 
     @property
     def layout(self) -> Layout:
@@ -131,6 +134,8 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         max_rows=config.engine.max_num_seqs,
         max_tokens=config.engine.max_num_batched_tokens,
         record=_record(config, models, dtypes, tokenizer.size),
+        on_peer_loss=config.faults.on_peer_loss,
+        watchdog_s=config.faults.watchdog_s,
     )
 
 

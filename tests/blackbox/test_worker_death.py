@@ -1,4 +1,7 @@
-"""A worker that dies: nobody hangs, everybody is told, nothing is left."""
+"""A worker that dies too often: nobody hangs, everybody is told, nothing is left.
+
+One that dies once is replaced, which ``tests/faults`` tests.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,29 @@ import signal
 
 import pytest
 
-from tests.procfs import maps
+from tests.faults.streams import worker_pid
 from tests.serverproc import Server, concurrently, wait_until
 
 COMPLETIONS = "/v1/completions"
 GONE_S = 10.0
-
-
-def workers(server: Server) -> list[int]:
-    """The processes that have torch loaded: one a model, in the order of their start."""
-    return sorted(pid for pid in server.children() if "libtorch" in maps(pid))
+BACK_S = 20.0
 
 
 def live(server: Server) -> int:
-    return server.request("GET", "/health").json()["requests"]["live"]
+    return int(server.request("GET", "/health").json()["requests"]["live"])
+
+
+def is_ready(server: Server) -> bool:
+    return server.request("GET", "/readyz").status == 200
+
+
+def kill(server: Server, model: int, *, times: int) -> None:
+    """SIGKILL to one worker after the other, each as soon as its predecessor is replaced."""
+    for time in range(times):
+        if time:
+            assert wait_until(lambda: is_ready(server), bool, BACK_S)
+        os.kill(worker_pid(server, model), signal.SIGKILL)
+        assert wait_until(lambda: is_ready(server), lambda ready: not ready, BACK_S) is False
 
 
 def body(stream: bool) -> dict[str, object]:
@@ -32,11 +44,12 @@ def body(stream: bool) -> dict[str, object]:
 @pytest.mark.parametrize("which", [0, 1], ids=["slm", "llm"])
 def test_every_client_is_told_and_the_server_ends(which):
     with Server(["--device", "cpu"]) as server:
-        victim = workers(server)[which]
+        kill(server, which, times=2)
+        assert wait_until(lambda: is_ready(server), bool, BACK_S)
         streams = [server.stream(COMPLETIONS, body(stream=True)) for _ in range(4)]
         for stream in streams:
             next(stream)
-        os.kill(victim, signal.SIGKILL)
+        os.kill(worker_pid(server, which), signal.SIGKILL)
         for stream in streams:
             last = list(stream)[-1]
             assert last["error"]["code"] == "worker_lost"
@@ -48,12 +61,13 @@ def test_every_client_is_told_and_the_server_ends(which):
 
 def test_answers_sent_as_a_whole_end_too():
     with Server(["--device", "cpu"]) as server:
-        victim = workers(server)[0]
+        kill(server, 0, times=2)
+        assert wait_until(lambda: is_ready(server), bool, BACK_S)
 
         def ask(index: int) -> int:
             if index == 0:
                 wait_until(lambda: live(server), lambda count: count == 4, 10.0)
-                os.kill(victim, signal.SIGKILL)
+                os.kill(worker_pid(server, 0), signal.SIGKILL)
                 return 503
             return server.request("POST", COMPLETIONS, body(stream=False), timeout_s=20.0).status
 

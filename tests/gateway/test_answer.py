@@ -130,7 +130,12 @@ def test_the_answer_does_not_depend_on_how_it_was_cut(
 
 @pytest.mark.parametrize(
     ("finish", "status"),
-    [(Finish.ROUTER_ERROR, 500), (Finish.NUMERIC_ERROR, 500), (Finish.WORKER_LOST, 503)],
+    [
+        (Finish.ROUTER_ERROR, 500),
+        (Finish.NUMERIC_ERROR, 500),
+        (Finish.WORKER_LOST, 503),
+        (Finish.WORKER_CRASHED, 500),
+    ],
 )
 def test_failures_have_a_status_and_a_code(finish: Finish, status: int) -> None:
     error = failure(finish)

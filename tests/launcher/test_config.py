@@ -101,10 +101,13 @@ WRONG = {
     "--port": {"port": 65536},
     "--threads": {"threads": (1, 1, 1)},
     "--drain-timeout": {"drain_timeout": -1.0},
+    "--watchdog-s": {"watchdog_s": 1.9},
 }
 ALSO_WRONG = [
     ("--drain-timeout", {"drain_timeout": float("nan")}),
     ("--drain-timeout", {"drain_timeout": float("inf")}),
+    ("--watchdog-s", {"watchdog_s": -30.0}),
+    ("--watchdog-s", {"watchdog_s": float("nan")}),
     ("--port", {"port": -1}),
     ("--max-num-batched-tokens", {"max_num_batched_tokens": 63, "max_num_seqs": 64}),
 ]
@@ -122,6 +125,7 @@ def test_a_wrong_value_is_refused_by_its_flag(flag: str, values: dict[str, Any])
     [
         ["--port", "eighty"],
         ["--memory", "much"],
+        ["--on-peer-loss", "panic"],
         ["--memory", "inf"],
         ["--memory", "-1g"],
         ["--threads", "1,x"],

@@ -38,6 +38,9 @@ def add(launcher: Launcher, code: str, identity: str = "worker-0") -> int:
     child = start(identity, code)
     launcher._children.add(child)
     launcher._selector.register(child.pidfd, select.EPOLLIN)
+    for worker in launcher._workforce._workers:
+        if worker_identity(worker.index) == identity:
+            worker.child = child
     return child.pidfd
 
 

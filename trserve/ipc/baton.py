@@ -22,6 +22,9 @@ LENGTH_SHIFT: Final = OWNER_SHIFT + 6
 ONE_TOKEN: Final = 1 << LENGTH_SHIFT
 """What a word grows by when its holder commits a token and keeps it."""
 
+WITHOUT_LENGTH: Final = ONE_TOKEN - 1
+"""Mask of all the other fields."""
+
 MAX_LENGTH: Final = (1 << 28) - 1
 MAX_OWNER: Final = (1 << 6) - 1
 MAX_HOP: Final = (1 << HOP_BITS) - 1
@@ -48,6 +51,7 @@ class Finish(IntEnum):
     ROUTER_ERROR = 4
     NUMERIC_ERROR = 5  # the model's logits were not finite
     WORKER_LOST = 6
+    WORKER_CRASHED = 7  # the request ended a worker, and its successor too
 
 
 class Baton(NamedTuple):
@@ -87,6 +91,32 @@ def pack(length: int, owner: int, state: int, finish: int, bank: int, hop: int) 
         | hop
     )
 
+
+_LIVE_BITS: Final = int(SlotState.LIVE) << STATE_SHIFT
+OWNER_AND_STATE: Final = MAX_OWNER << OWNER_SHIFT | STATE_MASK
+"""Mask of the fields that say whose the request is."""
+
+
+def live_of(owner: int) -> int:
+    """What :data:`OWNER_AND_STATE` leaves of a word while ``owner`` has the request."""
+    return owner << OWNER_SHIFT | _LIVE_BITS
+
+
+def hand_over(word: int, owner: int, hop: int) -> int:
+    """The word that gives a live request to ``owner``, in the other bank.
+
+    Args:
+        word: the one of the worker that has it, whose hop is ``hop - 1``.
+
+    Raises ValueError when a word has no room for one more hop.
+    """
+    if hop > MAX_HOP:
+        raise ValueError(f"a request was handed off {MAX_HOP} times")
+    return (word & _STAYS_AT_HOP ^ _OTHER_BANK) | owner << OWNER_SHIFT | hop
+
+
+_STAYS_AT_HOP: Final = (MAX_LENGTH << LENGTH_SHIFT) | STATE_MASK | 1 << BANK_SHIFT
+_OTHER_BANK: Final = 1 << BANK_SHIFT
 
 # By value, all from 0 on. SlotState(...), Finish(...) and Baton(...) would check what is known:
 # three quarters of an unpacking, and a worker unpacks a word for every descriptor.

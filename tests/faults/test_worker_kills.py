@@ -1,0 +1,81 @@
+"""Workers that are killed at any time: every stream goes on, and is what it would have been."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.faults.streams import (
+    Heard,
+    Streams,
+    check_equal,
+    check_nothing_held,
+    kill_workers,
+    request,
+    undisturbed,
+    watched,
+)
+from tests.serverproc import Server
+
+UNREADY_S = 1.0
+GOES_ON_S = {1: 5.0, 2: 15.0}
+"""Within how many seconds of the kill, by the number of workers that were killed."""
+
+VICTIMS = {"slm": (0,), "llm": (1,), "both": (0, 1)}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_streams_survive_their_workers(seed: int) -> None:
+    survive(seed, streams=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_sixty_four_streams_survive_their_workers(seed: int) -> None:
+    survive(seed, streams=64)
+
+
+def survive(seed: int, *, streams: int) -> None:
+    """One server; each worker dies twice, which is within what a minute allows."""
+    dice = random.Random(seed)
+    bodies = [request(number) for number in range(streams)]
+    kinds = list(VICTIMS)
+    dice.shuffle(kinds)
+    with Server(["--device", "cpu"]) as server:
+        expected, took = undisturbed(server, bodies)
+        for kind in kinds:
+            kill_once(server, bodies, VICTIMS[kind], expected, dice.uniform(0.0, 0.7) * took)
+        assert server.stop() == 0
+        assert not server.wait_gone()
+
+
+def kill_once(
+    server: Server,
+    bodies: Sequence[dict[str, Any]],
+    victims: Sequence[int],
+    expected: Sequence[Heard],
+    after_s: float,
+) -> None:
+    with watched(server) as readiness:
+        streams = Streams(server, bodies)
+        streams.until_begun()
+        time.sleep(after_s)
+        killed = time.monotonic()
+        kill_workers(server, victims)
+        unready = readiness.first(503, after=killed)
+        ready = readiness.first(200, after=killed + unready)
+        heard = streams.join()
+    check_equal(heard, expected)
+    went_on = [s for h in heard if (s := h.went_on_after(killed)) is not None]
+    assert went_on, "the kill came too late to test anything"
+    print(
+        f"kill of {victims} after {after_s:.2f} s: unready after {unready:.2f} s, ready again "
+        f"{ready:.2f} s later, {len(went_on)} streams went on after {max(went_on):.2f} s"
+    )
+    assert unready <= UNREADY_S
+    assert max(went_on) <= GOES_ON_S[len(victims)]
+    check_nothing_held(server)
