@@ -26,6 +26,7 @@ def new_request(block_size: int = 4, row: np.ndarray | None = None, length: int 
         limit=ROW,
         row=np.zeros(ROW, np.int32) if row is None else row,
         block_table=np.zeros(-(-ROW // block_size), np.int32),
+        banks=(memoryview(b""), memoryview(b"")),
         peers=1,
     )
     request.length = length

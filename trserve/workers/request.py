@@ -6,14 +6,20 @@ row it has computed, in which KV blocks, and the parameters, decoded once at fir
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from trserve.ipc.annotations import AnnotationBook
-from trserve.ipc.baton import LENGTH_SHIFT, Baton, Finish
+from trserve.ipc.baton import BANK_SHIFT, HOP_MASK, LENGTH_SHIFT, WITHOUT_LENGTH, Finish
 from trserve.params import RequestParams
 from trserve.workers.adjustments import Adjustment
 from trserve.workers.states import Event, State, advance
+
+# To look up a member costs as much as to take its move.
+_CAME_BACK: Final = Event.CAME_BACK
+_CAME_BACK_EMPTY: Final = Event.CAME_BACK_EMPTY
 
 
 class Request:
@@ -28,6 +34,7 @@ class Request:
         hop: the last hop that was handled here; -1 before the first.
         arrival_length: committed length of the row when the baton came.
         arrived_empty: whether the hop that brought the baton had committed nothing.
+        banks: the slot's two ``extras`` banks.
         pinned: whether the request never leaves this worker, whatever the router says.
         adjustment: its biases and penalties, or None where it has none.
         book: where the annotations of its tokens go, or None where none are wanted.
@@ -44,6 +51,7 @@ class Request:
         "arrival_length",
         "arrived_empty",
         "bank",
+        "banks",
         "base_word",
         "block_hashes",
         "block_table",
@@ -82,6 +90,7 @@ class Request:
         limit: int,
         row: NDArray[np.int32],
         block_table: NDArray[np.int32],
+        banks: tuple[memoryview, memoryview],
         peers: int,
     ) -> None:
         self.slot = slot
@@ -98,6 +107,7 @@ class Request:
         self.min_length = prompt_len + self.sampling.min_tokens
         self._row = row
         self.block_table = block_table
+        self.banks = banks
         self.num_blocks = 0
         self.num_computed = 0
         self.num_cached = 0
@@ -190,18 +200,19 @@ class Request:
         """Take ``event``. Raises ValueError for an illegal move."""
         self.state = advance(self.state, event)
 
-    def take_baton(self, baton: Baton, arrival_length: int, now_ns: int) -> None:
+    def take_baton(self, word: int, arrival_length: int, now_ns: int) -> None:
         """Note what a baton word that names this worker says.
 
         ``arrival_length`` is the row's length when the baton came; a successor of a worker that
         ended finds it longer already.
         """
-        self.length = self.visible = baton.length
-        self.hop = baton.hop
-        self.bank = baton.bank
-        self.base_word = baton._replace(length=0).pack()
+        self.length = self.visible = length = word >> LENGTH_SHIFT
+        self.hop = word & HOP_MASK
+        self.bank = word >> BANK_SHIFT & 1
+        self.base_word = word & WITHOUT_LENGTH
         self.arrival_length = arrival_length
         self.runnable_since_ns = now_ns
         # A step never computes 0 tokens: with nothing new to take in, the last one is repeated.
-        self.num_computed = min(self.num_computed, baton.length - 1)
-        self.move(Event.CAME_BACK if self.num_computed else Event.CAME_BACK_EMPTY)
+        if self.num_computed >= length:
+            self.num_computed = length - 1
+        self.move(_CAME_BACK if self.num_computed else _CAME_BACK_EMPTY)

@@ -58,6 +58,9 @@ class Routing:
     def __init__(self, router: BaseRouter) -> None:
         self.router = router
         self._names = [parameter.name for parameter in router.parameters]
+        # What the default says needs no request, and no view of its row.
+        self._says_by_default = (router.model != 0, b"")
+        self._calls_send = type(router).send is not BaseRouter.send
         self._calls_receive = type(router).receive is not BaseRouter.receive
         self._has_score = type(router).score is not BaseRouter.score
         self.asks_admit = type(router).admit is not BaseRouter.admit
@@ -126,16 +129,18 @@ class Routing:
             return None
         return found
 
-    def send(self, request: Request, token: int) -> PeerReq | None:
-        """What leaves with a request, or None where the router failed."""
+    def send(self, request: Request, token: int) -> tuple[bool, bytes] | None:
+        """Whether ``token`` counts, and the router's bytes; None where the router failed."""
+        if not self._calls_send:
+            return self._says_by_default
         try:
             peer_req = self.router.send(request, token)
             if len(peer_req.extras) > ROUTER_EXTRAS_BYTES:
                 raise ValueError(f"{len(peer_req.extras)} bytes of extras; 64 at most")
+            return bool(peer_req.keep_token), peer_req.extras
         except Exception:
             log.exception("router failed to send request %d", request.rid)
             return None
-        return peer_req
 
     def receive(self, request: Request) -> bool:
         """Show an arriving request to the router; False where it failed."""

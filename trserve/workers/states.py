@@ -9,11 +9,11 @@ memory runs short. Losing KV never changes the row, only how much of it must be 
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Final
 
 
-class State(Enum):
+class State(IntEnum):  # its hash is a number's: a table's look-up takes half the time
     """Where a request stands in this worker."""
 
     WAITING = auto()  # ours to write; at most a cached prefix of its row is at hand
@@ -22,7 +22,7 @@ class State(Enum):
     FINISHED = auto()  # over; blocks are free
 
 
-class Event(Enum):
+class Event(IntEnum):
     """What happens to a request."""
 
     SCHEDULED = auto()

@@ -73,6 +73,7 @@ class StepCycle:
         self._slab = slab
         self._table = table
         self._routing = routing
+        self._peers = routing.router.peers
         self._runner = runner
         self._sampler = sampler
         self._inputs = inputs
@@ -102,7 +103,7 @@ class StepCycle:
             self._annotated.append(request)
         if not self._routing.receive(request):
             self._table.finish(request, Finish.ROUTER_ERROR)
-        elif request.is_new and request.params.admit and self._routing.asks_admit:
+        elif self._routing.asks_admit and request.is_new and request.params.admit:
             self._admit(request)
 
     def _admit(self, request: Request) -> None:
@@ -321,24 +322,25 @@ class StepCycle:
             self._table.finish(request, reason)
 
     def _leave(self, request: Request, token: int, destination: int) -> None:
-        peer_req = self._routing.send(request, token)
-        if peer_req is None:
+        leaving = self._routing.send(request, token)
+        if leaving is None:
             self._table.finish(request, Finish.ROUTER_ERROR)
             return
-        empty = request.committed_here == 0 and not peer_req.keep_token
+        keeps, extras = leaving
+        empty = not keeps and request.length == request.arrival_length
         if empty and request.arrived_empty:
             # Two hops in a row that commit nothing could go on for ever.
             self._commit_and_stay(request, token)
             return
-        if peer_req.keep_token:
+        if keeps:
             self._table.commit(request)
             reason = request.end_after(token)
             if reason is not None:
                 self._table.finish(request, reason)
                 return
         request.peer_locs[destination] = request.length
-        model = self._routing.router.peers[destination - 1]
-        self._table.hand_off(request, model, empty=empty, router_extras=peer_req.extras)
+        model = self._peers[destination - 1]
+        self._table.hand_off(request, model, empty=empty, router_extras=extras)
 
 
 def _rows(output: ForwardOutput, rows: list[int], total: int) -> ForwardOutput:

@@ -10,11 +10,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trserve.ipc.baton import Baton, Finish, SlotState, pack, unpack
+from trserve.ipc.baton import (
+    BANK_SHIFT,
+    HOP_MASK,
+    OWNER_AND_STATE,
+    Finish,
+    SlotState,
+    hand_over,
+    live_of,
+    pack,
+    unpack,
+)
 from trserve.ipc.extras import Extras, read_extras, write_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import EPOCH_WORD
@@ -29,6 +40,11 @@ from trserve.workers.step import StepInputs
 from trserve.workers.tracing import WorkerTrace
 
 log = logging.getLogger(__name__)
+# What a handoff needs of enums and tuples, without the look-ups and checks of their classes.
+_RUN: Final = Kind.RUN
+_HANDED_OFF: Final = Event.HANDED_OFF
+_WAITING: Final = State.WAITING
+_new: Final = tuple.__new__
 
 
 def _nothing_more(request: Request) -> None:
@@ -54,6 +70,7 @@ class RequestTable:
         self._slab = slab
         self._outbox = outbox
         self._index = index
+        self._mine = live_of(index)
         self.on_arrival: Callable[[Request], None] = _nothing_more
         self.trace: WorkerTrace | None = None
         # Our own copy of what is closed here, ahead of the slab's by what is not yet published:
@@ -85,21 +102,19 @@ class RequestTable:
             return
         word = slab.baton[slot]
         load_fence()
-        baton = unpack(word)
         request = self.resident.get(slot)
-        if baton.state is SlotState.DONE:
+        if word & OWNER_AND_STATE == self._mine:
+            self._sync_own(slot, gen, request, word)
+        elif (state := unpack(word).state) is SlotState.DONE:
             self._close(slot, gen, request)
-        elif baton.state is SlotState.LIVE:
-            if baton.owner == self._index:
-                self._sync_own(slot, gen, request, baton)
-            elif request is not None and slab.cancel[slot] == gen:
-                self.drop_kv(request)
+        elif state is SlotState.LIVE and request is not None and slab.cancel[slot] == gen:
+            self.drop_kv(request)
 
-    def _sync_own(self, slot: int, gen: int, request: Request | None, baton: Baton) -> None:
+    def _sync_own(self, slot: int, gen: int, request: Request | None, word: int) -> None:
         if request is None:
             request = self._create(slot, gen)
-        if baton.hop > request.hop:
-            self._take_baton(request, baton)
+        if word & HOP_MASK > request.hop:
+            self._take_baton(request, word)
         # Not runnable: handed on a moment ago, with the word still to be published.
         if self._slab.cancel[slot] == gen and slot in self.runnable:
             self.finish(request, Finish.ABORT)
@@ -142,22 +157,26 @@ class RequestTable:
             limit=slab.limit[slot],
             row=self._rows[slot],
             block_table=self.block_tables[slot],
+            banks=(slab.extras(slot, 0), slab.extras(slot, 1)),
             peers=slab.layout.workers - 1,
         )
         self.resident[slot] = request
         return request
 
-    def _take_baton(self, request: Request, baton: Baton) -> None:
-        extras = read_extras(self._slab.extras(request.slot, baton.bank))
-        request.arrived_empty = extras.empty
-        request.pending_ns = extras.pending_ns
-        request.last_store_ns = extras.stored_ns
-        request.extras = extras.router
-        request.take_baton(baton, extras.length, time.monotonic_ns())
+    def _take_baton(self, request: Request, word: int) -> None:
+        slot = request.slot
+        (
+            request.last_store_ns,
+            request.pending_ns,
+            request.arrived_empty,
+            length,
+            request.extras,
+        ) = read_extras(request.banks[word >> BANK_SHIFT & 1])
+        request.take_baton(word, length, time.monotonic_ns())
         self.version += 1
-        self.runnable[request.slot] = request
-        if request.state is State.WAITING:
-            self.waiting[request.slot] = request
+        self.runnable[slot] = request
+        if request.state is _WAITING:
+            self.waiting[slot] = request
         if self.trace is not None:
             self.trace.arrived(request)
         self.on_arrival(request)
@@ -214,11 +233,10 @@ class RequestTable:
         slot, hop = request.slot, request.hop + 1
         self._write_extras(request, router_extras, empty=empty)
         self._slab.sent[slot] |= 1 << model
-        word = pack(request.length, model, SlotState.LIVE, Finish.NONE, request.bank ^ 1, hop)
-        self._outbox.store_baton(slot, word)
-        self._outbox.send(model, Descriptor(Kind.RUN, slot, request.gen, hop))
+        self._outbox.store_baton(slot, hand_over(request.word, model, hop))
+        self._outbox.send(model, _new(Descriptor, (_RUN, slot, request.gen, hop)))
         request.visible = request.length
-        request.move(Event.HANDED_OFF)
+        request.move(_HANDED_OFF)
         self.version += 1
         self.runnable.pop(slot, None)
         self.waiting.pop(slot, None)
@@ -245,11 +263,11 @@ class RequestTable:
             self.pool.forget_cached()
 
     def _write_extras(self, request: Request, router_extras: bytes, *, empty: bool) -> None:
-        now = time.monotonic_ns()
-        away = now - request.last_store_ns if self._index else 0
-        bank = self._slab.extras(request.slot, request.bank ^ 1)
-        pending = request.pending_ns + away
-        write_extras(bank, Extras(now, pending, empty, request.length, router_extras))
+        now, pending = time.monotonic_ns(), request.pending_ns
+        if self._index:
+            pending += now - request.last_store_ns
+        extras = _new(Extras, (now, pending, empty, request.length, router_extras))
+        write_extras(request.banks[request.bank ^ 1], extras)
 
     def _close(self, slot: int, gen: int, request: Request | None) -> None:
         if request is not None:
