@@ -23,6 +23,7 @@ from tests.workers.fakes import World, world
 from trserve.gateway import app as app_module
 from trserve.gateway.app import App, Phase
 from trserve.gateway.connection import Connection
+from trserve.gateway.exposition import Exposition
 from trserve.gateway.health import Health
 from trserve.gateway.service import Service
 
@@ -38,11 +39,9 @@ class Gateway:
         plan = new_plan(folder, router="none")
         self.dispatcher = new_dispatcher(w)
         self.service = Service(plan, w.slab)
-        self.app = App(
-            self.service,
-            self.dispatcher,
-            Health(plan, w.slab, self.dispatcher, self.service.states),
-        )
+        health = Health(plan, w.slab, self.dispatcher, self.service.states)
+        exposition = Exposition(self.service, w.slab, w.slots, self.dispatcher)
+        self.app = App(self.service, self.dispatcher, health, exposition.render)
         self.app.phase = Phase.SERVING
         self.state = ServerState()
 

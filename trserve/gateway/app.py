@@ -55,14 +55,24 @@ class Phase(Enum):
 class App:
     """The ASGI callable.
 
+    Args:
+        metrics: makes the body and content type of ``/metrics`` for an ``Accept`` header.
+
     Attributes:
         phase: set by the process's control loop.
     """
 
-    def __init__(self, service: Service, dispatcher: Dispatcher, health: Health) -> None:
+    def __init__(
+        self,
+        service: Service,
+        dispatcher: Dispatcher,
+        health: Health,
+        metrics: Callable[[str], tuple[bytes, bytes]],
+    ) -> None:
         self._service = service
         self._dispatcher = dispatcher
         self._health = health
+        self._exposition = metrics
         self._created = int(time.time())
         self.phase = Phase.LOADING
         self._labels = [
@@ -76,6 +86,7 @@ class App:
             "/health": {"GET": self._ready},
             "/readyz": {"GET": self._ready},
             "/livez": {"GET": self._live},
+            "/metrics": {"GET": self._metrics},
             "/version": {"GET": self._version},
         }
 
@@ -85,14 +96,18 @@ class App:
         try:
             await self._handler(scope)(scope, receive, send)
         except RequestError as error:
-            await _send_error(send, error)
+            await self._send_error(send, error)
         except asyncio.CancelledError:
             raise
         except Exception:  # a bug of ours must not end as a connection without an answer
             log.exception("%s %s failed", scope["method"], scope["path"])
-            await _send_error(
+            await self._send_error(
                 send, RequestError("internal error; see the server's log", status=500)
             )
+
+    async def _send_error(self, send: Send, error: RequestError) -> None:
+        self._service.metrics.errors[error.status, error.code or ""] += 1
+        await _send_error(send, error)
 
     def _labelled(self, scope: Scope, send: Send) -> Send:
         """``send`` with the headers of every response: request id, router and version."""
@@ -145,6 +160,10 @@ class App:
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _send_json(send, 200, b'{"status":"ok"}')
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, content_type = self._exposition(_header(scope, b"accept"))
+        await _send(send, 200, body, content_type)
 
     async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _send_json(send, 200, orjson.dumps({"version": __version__}))
@@ -203,6 +222,11 @@ class App:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+def _header(scope: Scope, wanted: bytes) -> str:
+    """The values of a header, joined."""
+    return ",".join(value.decode("latin-1") for name, value in scope["headers"] if name == wanted)
+
+
 def _request_id(scope: Scope) -> bytes:
     """The client's own label if it is one, else a new id. Never a key to anything."""
     for name, value in scope["headers"]:
@@ -228,7 +252,11 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 async def _send_json(send: Send, status: int, body: bytes) -> None:
-    headers = [_JSON, (b"content-length", str(len(body)).encode())]
+    await _send(send, status, body, b"application/json")
+
+
+async def _send(send: Send, status: int, body: bytes, content_type: bytes) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

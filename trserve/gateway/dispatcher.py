@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,6 +77,11 @@ class Dispatcher:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._granted = 0
         self.on_idle: Callable[[], None] | None = None
+
+    @property
+    def live(self) -> Collection[Generation]:
+        """Those that hold a slot and are not answered yet."""
+        return self._live.values()
 
     @property
     def num_live(self) -> int:
@@ -224,7 +229,7 @@ class Dispatcher:
         del self._live[slot.index]
         # After a stop string, or a client that left, whoever has the baton does not know yet.
         self._slots.cancel(slot)
-        self._slots.release(slot)
+        self._slots.release(slot, generation.counted_length)
 
     def _collect(self) -> None:
         if self._slots.num_closing and self._slots.collect():

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from trserve.errors import RequestError
 from trserve.gateway.answer import Answer, Delta, failure
+from trserve.gateway.metrics import Meter
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
@@ -43,8 +44,10 @@ class Generation:
         book: where the annotations of its tokens are, if it asked for them.
         scores_prompt: whether the prompt's are there too.
         degraded: tells whether a model that it might have visited is lost.
+        meter: what measures it, if anything does.
 
     Attributes:
+        handoffs: how often it moved so far.
         ended: nothing more will be given to the sink.
     """
 
@@ -61,6 +64,7 @@ class Generation:
         book: AnnotationBook | None = None,
         scores_prompt: bool = False,
         degraded: Callable[[], bool] = bool,
+        meter: Meter | None = None,
     ) -> None:
         self._slab = slab
         self._position = prompt_tokens
@@ -72,10 +76,11 @@ class Generation:
         self._book = book
         self._scores_prompt = scores_prompt
         sink.usage = self.usage
-        self._handoffs = 0
+        self.handoffs = 0
         self._pending_ns = 0
         self._cached_tokens = 0
         self._degraded = degraded
+        self._meter = meter
         self.slot = slot
         self.ended = False
 
@@ -94,13 +99,16 @@ class Generation:
         tokens = self._slab.tokens[row, start:end].tolist()
         sources = self._slab.source[row, start:end].tolist()
         self._position = end
-        self._handoffs = baton.hop
+        self.handoffs = baton.hop
         delta = self._answer.push(tokens, sources, baton.finish)
+        if tokens and self._meter is not None and not self._meter.begun:
+            self._meter.begin()
         if delta.finish_reason is not None:
             self.ended = True
             self._pending_ns = self._extras(baton).pending_ns
             degraded = self._degraded()  # a model that is lost later changes nothing
             self._degraded = lambda: degraded
+            self._end(delta.finish_reason)
         if self._book is not None:
             delta = self._annotated(delta, start)
         if tokens or self.ended:
@@ -124,11 +132,32 @@ class Generation:
         """End with ``error``."""
         if not self.ended:
             self.ended = True
+            self._end("error")
             self._sink.fail(error)
 
     def abandon(self) -> None:
         """The client is gone: nothing more is given to anyone."""
-        self.ended = True
+        if not self.ended:
+            self.ended = True
+            self._end("abort")
+
+    def _end(self, reason: str) -> None:
+        """Have the end measured."""
+        if self._meter is not None:
+            self._meter.end(reason, self.counts, self.handoffs)
+            if reason in ("stop", "length"):
+                pending_s = self._pending_ns / 1e9
+                self._meter.complete(self._answer.num_tokens, self.handoffs, pending_s)
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Tokens so far, by model."""
+        return self._answer.counts
+
+    @property
+    def counted_length(self) -> int:
+        """Length of the row up to what counts."""
+        return self._prompt_tokens + self._answer.num_tokens
 
     def _extras(self, baton: Baton) -> Extras:
         """The extras of the last hop that is stable while they are read.
@@ -153,7 +182,7 @@ class Generation:
             total,
             {
                 "tokens": dict(zip(self._names, counts, strict=True)),
-                "handoffs": self._handoffs,
+                "handoffs": self.handoffs,
                 "share": (total - counts[0]) / total if total else 0.0,
                 "pending_ms": self._pending_ns / 1e6,
                 "degraded": self._degraded(),

@@ -167,6 +167,7 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
 
     from trserve.gateway.app import App
     from trserve.gateway.dispatcher import Dispatcher
+    from trserve.gateway.exposition import Exposition
     from trserve.gateway.health import Health
     from trserve.gateway.service import Service
     from trserve.gateway.slots import SlotTable
@@ -184,7 +185,9 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     slots = SlotTable(slab, Outbox(slab, rings, arguments.bells))
     service = Service(plan, slab)
     dispatcher = Dispatcher(slab, slots, arguments.bells[-1], service.states.place)
-    app = App(service, dispatcher, Health(plan, slab, dispatcher, service.states))
+    health = Health(plan, slab, dispatcher, service.states)
+    exposition = Exposition(service, slab, slots, dispatcher)
+    app = App(service, dispatcher, health, exposition.render)
     return Gateway(arguments, control, slab, service, dispatcher, app, ServerState())
 
 

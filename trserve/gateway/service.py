@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import struct
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from trserve.gateway.logprobs import (
     Logprobs,
     TokenNames,
 )
+from trserve.gateway.metrics import Meter, Metrics
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.prompts import Prompt, read_prompts
 from trserve.gateway.requests import GenerationRequest
@@ -74,6 +76,7 @@ class Service:
     """What the endpoint offers; made once, from the plan.
 
     Attributes:
+        metrics: what is counted of requests.
         states: which models can write.
         token_names: the texts of single tokens.
         router_parameters: what the router takes; known once a worker has loaded it.
@@ -87,6 +90,7 @@ class Service:
         self.token_names = TokenNames(self._tokenizer)
         self.model_names = [model.name for model in plan.models]
         self.states = ModelStates(self.model_names)
+        self.metrics = Metrics(len(plan.models))
         self.served_names = plan.served_names
         self.router_name = plan.router
         self.defaults = plan.sampling_defaults
@@ -115,6 +119,7 @@ class Service:
         The choices of a prompt stand side by side, in the order of the prompts. Raises
         RequestError.
         """
+        arrived = time.monotonic()
         self.check_model(request.model)
         self._check_slots(request)
         placement = self._placement(request)
@@ -124,7 +129,12 @@ class Service:
             seed = secrets.randbits(63) if request.seed is None else request.seed
             for choice in range(request.n):
                 sink = sink_of(len(jobs), prompt)
-                jobs.append(self._job(request, prompt, seed, choice, placement, router, sink))
+                meter = Meter(
+                    self.metrics, len(prompt.ids), counts_prompt=not choice, arrived_s=arrived
+                )
+                jobs.append(
+                    self._job(request, prompt, seed, choice, placement, router, sink, meter)
+                )
         self._check_pages(jobs)
         return jobs
 
@@ -137,6 +147,7 @@ class Service:
         placement: Placement,
         router: dict[str, float],
         sink: Sink,
+        meter: Meter,
     ) -> Job:
         length = len(prompt.ids)
         limit = self._limit(request, length, placement)
@@ -156,7 +167,7 @@ class Service:
             limit=limit,
             entry=placement.entry,
             fixed=not placement.admit,
-            start=self._starter(request, prompt.ids, seed, params, placement, sink),
+            start=self._starter(request, prompt.ids, seed, params, placement, sink, meter),
             pages=pages_of(params, length, limit),
         )
 
@@ -294,6 +305,7 @@ class Service:
         params: RequestParams,
         placement: Placement,
         sink: Sink,
+        meter: Meter,
     ) -> Callable[[Slot], Generation]:
         answer = Answer(
             self._detokenizer(request, prompt_ids),
@@ -305,6 +317,7 @@ class Service:
         degraded = self.states.watch(self._visits(placement))
 
         def start(slot: Slot) -> Generation:
+            meter.admit()
             book = None
             if params.annotated:
                 first = params.first_record(len(prompt_ids))
@@ -320,6 +333,7 @@ class Service:
                 book=book,
                 scores_prompt=params.scores_prompt,
                 degraded=degraded,
+                meter=meter,
             )
 
         return start

@@ -48,6 +48,9 @@ def pages_of(params: RequestParams, prompt_len: int, limit: int) -> int:
 class SlotTable:
     """Every slot of the slab, as its one allocator sees them.
 
+    Attributes:
+        overshoot: by model, the tokens that were written behind the end of an answer.
+
     What a gateway that died left in the slab is taken over: its LIVE and DONE slots count as
     answered (the launcher has cancelled them) and come back as soon as all workers closed them.
     """
@@ -58,7 +61,8 @@ class SlotTable:
         # Beyond the largest ever used: each is in its slot until a larger one is.
         self._generations = itertools.count(int(np.frombuffer(slab.gen, np.int64).max()) + 1)
         self._pages: dict[int, list[int]] = {}
-        self._closing: dict[int, int] = {}
+        self._closing: dict[int, tuple[int, int | None]] = {}
+        self.overshoot = [0] * slab.layout.workers
         self._free = [i for i in range(slab.layout.slots - 1, -1, -1) if not self._adopt(i)]
         taken = {page for pages in self._pages.values() for page in pages}
         self._free_pages = [p for p in range(slab.layout.num_pages - 1, -1, -1) if p not in taken]
@@ -72,7 +76,7 @@ class SlotTable:
         if state in (SlotState.FREE, SlotState.FILLING):
             return False
         load_fence()
-        self._closing[index] = slab.gen[index]
+        self._closing[index] = slab.gen[index], None
         params = decode_params(slab.params(index))
         if pages := pages_of(params, slab.prompt_len[index], slab.limit[index]):
             self._pages[index] = slab.page_table[index, :pages].tolist()
@@ -165,21 +169,31 @@ class SlotTable:
                 self._outbox.send(worker, Descriptor(Kind.CANCEL, slot.index, slot.gen, 0))
         self._outbox.flush()
 
-    def release(self, slot: Slot) -> None:
-        """The request is answered: take the slot back as soon as all workers have closed it."""
-        self._closing[slot.index] = slot.gen
+    def release(self, slot: Slot, length: int | None = None) -> None:
+        """The request is answered: take the slot back as soon as all workers have closed it.
+
+        ``length`` is that of its row up to the end of the answer; what is behind it is overshoot.
+        """
+        self._closing[slot.index] = slot.gen, length
 
     def collect(self) -> bool:
         """Take back what can be; True if there was anything."""
-        done = [index for index, gen in self._closing.items() if self._is_closed(index, gen)]
+        done = [index for index, (gen, _) in self._closing.items() if self._is_closed(index, gen)]
         for index in done:
-            del self._closing[index]
+            _, length = self._closing.pop(index)
+            self._count_overshoot(index, length)
             self._slab.baton[index] = _FREE
             self._slab.cancel[index] = 0
             self._slab.sent[index] = 0
             self._free_pages += self._pages.pop(index, ())
             self._free.append(index)
         return bool(done)
+
+    def _count_overshoot(self, index: int, length: int | None) -> None:
+        end = unpack(self._slab.baton[index]).length
+        if length is not None and length < end:
+            for source in self._slab.source[index, length:end].tolist():
+                self.overshoot[source] += 1
 
     def _is_closed(self, index: int, gen: int) -> bool:
         slab = self._slab

@@ -1,0 +1,201 @@
+"""What is counted of answers however they end, and what is written behind their end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.gateway.stack import ListSink, completion, new_plan
+from tests.gateway.test_http import Gateway, get, play
+from tests.workers.fakes import EOS, World, hash_token, router_class, world
+from trserve.errors import RequestError
+from trserve.gateway.dispatcher import Dispatcher
+from trserve.gateway.exposition import Exposition
+from trserve.gateway.metrics import Histogram, Metrics
+from trserve.gateway.process_memory import resident_bytes
+from trserve.gateway.service import Service
+from trserve.ipc.baton import Finish
+
+LEAVES = router_class(lambda model, row: len(row) % 2, keeps=lambda model, row: 1)
+
+
+def endless(model: int, row: Any) -> int:
+    token = hash_token(model, row)
+    return token + 1 if token == EOS else token
+
+
+class Front:
+    """Service and dispatcher over a world."""
+
+    def __init__(self, w: World, folder: Path) -> None:
+        self.w = w
+        self.service = Service(new_plan(folder), w.slab)
+        self.dispatcher = Dispatcher(w.slab, w.slots, w.memory.bells[-1])
+        self.exposition = Exposition(self.service, w.slab, w.slots, self.dispatcher)
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.service.metrics
+
+    async def submit(self, **fields: Any) -> Any:
+        sink = ListSink()
+        jobs = self.service.prepare_all(completion(**fields), lambda index, prompt: sink)
+        (generation,) = await self.dispatcher.submit_all(jobs)
+        return generation
+
+    def work(self, turns: int) -> None:
+        for _ in range(turns):
+            for worker in self.w.workers:
+                worker.turn()
+            self.dispatcher.on_bell()
+
+    def sample(self, name: str, **labels: str) -> float:
+        return next(
+            sample.value
+            for family in self.exposition.collect()
+            for sample in family.samples
+            if sample.name == f"trserve_{name}" and sample.labels == labels
+        )
+
+
+def run(story: Any, folder: Path, **settings: Any) -> None:
+    async def whole() -> None:
+        with world(token=endless, **settings) as w:
+            await story(Front(w, folder))
+
+    asyncio.run(asyncio.wait_for(whole(), 30))
+
+
+def test_bounds_are_inclusive_and_weights_count() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value, times in ((0.5, 1), (1.0, 2), (1.5, 1), (2.5, 3)):
+        histogram.observe(value, times)
+    assert histogram.counts == [3, 1, 3]
+    assert histogram.total == pytest.approx(0.5 + 2.0 + 1.5 + 7.5)
+
+
+def test_tokens_of_a_running_answer_are_counted_once(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        await f.submit(max_tokens=8)
+        seen = [f.sample("generation_tokens_total", model="m0")]
+        while f.dispatcher.num_live:
+            f.work(1)
+            seen.append(f.sample("generation_tokens_total", model="m0"))
+        assert seen == sorted(seen)
+        assert (seen[0], seen[-1]) == (0, 8)
+        assert len(set(seen)) == 9
+        assert f.metrics.generation_tokens == [8, 0]
+        assert f.metrics.finished == {"length": 1}
+
+    run(story, tmp_path)
+
+
+def test_a_failure_counts_its_tokens_and_no_latency(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        generation = await f.submit(max_tokens=8)
+        f.work(3)
+        generation.fail(RequestError("gone", status=503))
+        generation.fail(RequestError("again", status=503))
+        generation.abandon()
+        assert f.metrics.finished == {"error": 1}
+        assert sum(f.metrics.generation_tokens) == 3
+        assert sum(f.metrics.latency.counts) == 0
+        assert sum(f.metrics.time_to_first_token.counts) == 1
+
+    run(story, tmp_path)
+
+
+def test_what_follows_the_end_is_overshoot_by_its_writer(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        generation = await f.submit(max_tokens=20)
+        f.work(2)
+        for worker in f.w.workers:  # two tokens more, which the gateway has not seen
+            worker.turn()
+            worker.turn()
+        length = f.w.baton(generation.slot).length
+        sources = f.w.slab.source[generation.slot.index, generation.counted_length : length]
+        expected = [sources.tolist().count(model) for model in range(2)]
+        f.dispatcher.cancel(generation)
+        f.work(3)
+        assert f.w.slots.num_free == f.w.memory.layout.slots
+        assert sum(expected) > 0
+        assert f.w.slots.overshoot == expected
+        assert [f.sample("overshoot_tokens_total", model=m) for m in ("m0", "m1")] == expected
+
+    run(story, tmp_path, router=LEAVES)
+
+
+def test_an_answer_that_ended_by_itself_has_no_overshoot(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        generation = await f.submit(max_tokens=5)
+        f.work(8)
+        assert generation.ended
+        assert f.w.slots.overshoot == [0, 0]
+        assert f.w.slots.num_free == f.w.memory.layout.slots
+
+    run(story, tmp_path)
+
+
+def test_time_in_the_queue_is_no_time_in_a_slot(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        await f.submit(max_tokens=3)
+        waiting = asyncio.ensure_future(f.submit(max_tokens=3))
+        await asyncio.sleep(0.05)
+        assert f.sample("num_requests_waiting") == 1
+        assert sum(f.metrics.queue_time.counts) == 1
+        f.work(5)
+        await waiting
+        assert f.metrics.queue_time.total > 0.05
+        assert f.metrics.prompt_tokens == 6
+
+    run(story, tmp_path, slots=1)
+
+
+def test_finish_reasons_of_workers_are_all_counted(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        generation = await f.submit(max_tokens=3)
+        baton = f.w.baton(generation.slot)
+        generation.advance(baton._replace(finish=Finish.NUMERIC_ERROR).pack())
+        assert f.metrics.finished == {"error": 1}
+        assert f.sample("requests_total", finish_reason="error") == 1
+        assert f.sample("requests_total", finish_reason="stop") == 0
+
+    run(story, tmp_path)
+
+
+def test_refusals_are_counted_by_status_and_code(tmp_path: Path) -> None:
+    async def story(g: Gateway) -> None:
+        for _ in range(2):
+            assert (await get(g, "/nowhere"))[0] == 404
+        assert g.service.metrics.errors == {(404, "not_found"): 2}
+        status, body = await get(g, "/metrics")
+        families = text_string_to_metric_families(body.decode())
+        (errors,) = (each for each in families if each.name == "trserve_request_errors")
+        assert [(each.labels, each.value) for each in errors.samples] == [
+            ({"status": "404", "code": "not_found"}, 2.0)
+        ]
+        assert status == 200
+
+    play(story, tmp_path)
+
+
+def test_a_scrape_takes_little(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        f.exposition.render("")
+        started = time.perf_counter()
+        for _ in range(10):
+            f.exposition.render("")
+        assert (time.perf_counter() - started) / 10 < 0.05
+
+    run(story, tmp_path)
+
+
+def test_this_process_has_memory() -> None:
+    found = resident_bytes()
+    assert found["gateway"] > 1e6
+    assert found["launcher"] > 1e5

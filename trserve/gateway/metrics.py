@@ -1,0 +1,128 @@
+"""What the gateway counts about requests, as plain numbers: nothing is done for a single token.
+
+A request is measured at four moments: when it is understood, when it gets its slot, at its first
+token and at its end. What grows in between is summed up from the live requests when somebody asks
+(``exposition``). Knows no slab, no HTTP and no format.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+_SECONDS: Final = (
+    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 180.0, 600.0),
+)
+_TOKEN_SECONDS: Final = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05),
+    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0),
+)
+_TOKENS: Final = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_HANDOFFS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+
+
+class Histogram:
+    """How many values there were up to each of ``bounds``.
+
+    Attributes:
+        counts: of the values up to each bound and above the one before; the last has the rest.
+        total: the sum of all values.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count ``value``, as if it had come ``times`` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+
+class Metrics:
+    """The counts of one gateway.
+
+    Attributes:
+        finished: answers by finish reason (``error`` for those that failed).
+        errors: error responses, by HTTP status and code.
+        prompt_tokens: of the prompts that got a slot, each once however many answers it has.
+        generation_tokens: by model, of the answers that ended.
+        handoffs: of the answers that ended.
+    """
+
+    def __init__(self, models: int) -> None:
+        self.finished: Counter[str] = Counter()
+        self.errors: Counter[tuple[int, str]] = Counter()
+        self.prompt_tokens = 0
+        self.generation_tokens = [0] * models
+        self.handoffs = 0
+        self.queue_time = Histogram(_SECONDS)
+        self.time_to_first_token = Histogram(_SECONDS)
+        self.inter_token_latency = Histogram(_TOKEN_SECONDS)
+        self.latency = Histogram(_SECONDS)
+        self.pending_time = Histogram(_SECONDS)
+        self.request_prompt_tokens = Histogram(_TOKENS)
+        self.request_generation_tokens = Histogram(_TOKENS)
+        self.request_handoffs = Histogram(_HANDOFFS)
+
+
+class Meter:
+    """Measures one answer.
+
+    Args:
+        metrics: where it is counted.
+        prompt_tokens: how long its prompt is.
+        counts_prompt: whether it is the first answer to its prompt.
+        arrived_s: when the request was understood (``time.monotonic``).
+    """
+
+    __slots__ = ("_arrived_s", "_counts_prompt", "_first_s", "_metrics", "_prompt_tokens", "begun")
+
+    def __init__(
+        self, metrics: Metrics, prompt_tokens: int, *, counts_prompt: bool, arrived_s: float
+    ) -> None:
+        self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
+        self._counts_prompt = counts_prompt
+        self._arrived_s = arrived_s
+        self._first_s = 0.0
+        self.begun = False
+
+    def admit(self) -> None:
+        """It has its slot."""
+        metrics = self._metrics
+        metrics.queue_time.observe(time.monotonic() - self._arrived_s)
+        if self._counts_prompt:
+            metrics.prompt_tokens += self._prompt_tokens
+
+    def begin(self) -> None:
+        """Its first token is there."""
+        self.begun = True
+        self._first_s = time.monotonic()
+        self._metrics.time_to_first_token.observe(self._first_s - self._arrived_s)
+
+    def end(self, reason: str, counts: Sequence[int], handoffs: int) -> None:
+        """It has ended with ``counts`` tokens of each model."""
+        metrics = self._metrics
+        metrics.finished[reason] += 1
+        metrics.handoffs += handoffs
+        for model, tokens in enumerate(counts):
+            metrics.generation_tokens[model] += tokens
+
+    def complete(self, tokens: int, handoffs: int, pending_s: float) -> None:
+        """Beside :meth:`end`: it was answered as it was asked for, with ``tokens`` tokens."""
+        metrics, now = self._metrics, time.monotonic()
+        metrics.latency.observe(now - self._arrived_s)
+        metrics.pending_time.observe(pending_s)
+        metrics.request_prompt_tokens.observe(self._prompt_tokens)
+        metrics.request_generation_tokens.observe(tokens)
+        metrics.request_handoffs.observe(handoffs)
+        if tokens > 1:
+            metrics.inter_token_latency.observe((now - self._first_s) / (tokens - 1), tokens - 1)
