@@ -72,7 +72,7 @@ def test_suspects_run_alone_until_they_are_a_token_further(max_tokens: int) -> N
         w.slab.suspect[slots[2].index] = slots[2].gen - 1  # of an earlier use of the slot
         w.workers[0] = w.create(0)
         w.workers[0].table.rescan()
-        w.workers[0].cycle.look_for_suspects()
+        w.workers[0].cycle.look_around()
         seen: list[list[int]] = []
         watch_steps(w, seen)
         w.run(*slots)
@@ -92,7 +92,7 @@ def test_a_steady_batch_is_left_for_a_suspect() -> None:
         for _ in range(6):
             w.workers[0].turn()
         w.slab.suspect[slots[1].index] = slots[1].gen
-        w.workers[0].cycle.look_for_suspects()
+        w.workers[0].cycle.look_around()
         seen: list[list[int]] = []
         watch_steps(w, seen)
         for _ in range(3):

@@ -64,6 +64,7 @@ class Routing:
         self._calls_receive = type(router).receive is not BaseRouter.receive
         self._has_score = type(router).score is not BaseRouter.score
         self.asks_admit = type(router).admit is not BaseRouter.admit
+        self.asks_on_arrival = self._calls_receive or self.asks_admit
 
     def describe(self) -> list[dict[str, object]]:
         """The router's parameters as the control plane carries them; JSON has no infinity."""

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.baton import Finish
 from trserve.ipc.slab import Slab
 from trserve.router_lib.base import StepResult
 from trserve.sched.batching import choose_step
 from trserve.workers.annotating import annotate, write_scores
+from trserve.workers.arrivals import Arrivals
 from trserve.workers.load_words import LoadWords
 from trserve.workers.memory import Plan, fit_to_memory
 from trserve.workers.prompt_scoring import PromptScores
@@ -85,38 +85,19 @@ class StepCycle:
         self._short_of_blocks = False
         self._version_before = -1  # the table's, at the last step that was chosen
         self._steady: SteadyRows | None = None
-        self._annotated: list[Request] = []  # those with a book that were not over at a step
-        table.on_arrival = self.arrive
+        self._arrivals = Arrivals(index, slab, table, routing, self._guard)
+        self._lost: frozenset[int] = frozenset()  # peers
 
     @property
     def rows(self) -> int:
         """Rows of the last step."""
         return self._inputs.num_rows
 
-    def arrive(self, request: Request) -> None:
-        """Take in a request whose baton just came: the router's ``receive`` and ``admit``."""
-        if request.params.annotated and request.book is None:
-            first = request.params.first_record(request.prompt_len)
-            request.book = AnnotationBook(
-                self._slab, request.slot, first=first, tops=request.params.tops or 0
-            )
-            self._annotated.append(request)
-        if not self._routing.receive(request):
-            self._table.finish(request, Finish.ROUTER_ERROR)
-        elif self._routing.asks_admit and request.is_new and request.params.admit:
-            self._admit(request)
-
-    def _admit(self, request: Request) -> None:
-        model = self._routing.admit(request)
-        if model is None:
-            self._table.finish(request, Finish.ROUTER_ERROR)
-        elif model != self._index:
-            self._table.hand_off(request, model, empty=False)
-
-    def look_for_suspects(self) -> None:
-        """After a worker has ended: who may have been the reason runs alone for a step."""
+    def look_around(self) -> None:
+        """After a worker has ended: who may have been the reason runs alone; who is lost?"""
         self._steady = None
         self._guard.look(self._table.runnable)
+        self._lost = self._arrivals.lost_models()
 
     def run(self, now_ns: int) -> None:
         """One step, if anything is runnable. The caller publishes its results."""
@@ -155,7 +136,9 @@ class StepCycle:
 
     def _can_be_steady(self, plan: Plan) -> bool:
         """Whether to get ready for more steps like this one; records of tokens are made below."""
-        return not self._annotated and self._recorder is None and is_steady(plan, self._table)
+        return (
+            not self._arrivals.annotated and self._recorder is None and is_steady(plan, self._table)
+        )
 
     def _make_steady(self, plan: Plan) -> SteadyRows:
         requests = [request for request, _ in plan]
@@ -225,8 +208,9 @@ class StepCycle:
         self._table.finish(request, Finish.LENGTH if sound else Finish.NUMERIC_ERROR)
 
     def _forward(self, plan: Plan) -> ForwardOutput:
-        self._annotated = [request for request in self._annotated if not request.finished]
-        if not self._annotated:
+        arrivals = self._arrivals
+        arrivals.annotated = [request for request in arrivals.annotated if not request.finished]
+        if not arrivals.annotated:
             return self._runner.forward(self._inputs)
         scores = PromptScores(plan)
         if not len(scores.tokens):
@@ -254,7 +238,7 @@ class StepCycle:
         self._table.show(requests, sampled)
         if self._recorder is not None:
             self._recorder.sampled(requests, output, sampled)
-        if self._annotated:
+        if self._arrivals.annotated:
             annotate(requests, output.logits, sampled)
         destinations = self._destinations(requests, output, sampled, prefill)
         tokens = sampled.tolist()
@@ -279,7 +263,7 @@ class StepCycle:
             requests=requests,
             is_prefill=torch.from_numpy(np.array(prefill)),
         )
-        if any(request.params.trace for request in self._annotated):
+        if any(request.params.trace for request in self._arrivals.annotated):
             write_scores(requests, self._routing.scores(result) or ())
         return self._routing.destinations(result)
 
@@ -322,6 +306,10 @@ class StepCycle:
             self._table.finish(request, reason)
 
     def _leave(self, request: Request, token: int, destination: int) -> None:
+        model = self._peers[destination - 1]
+        if self._lost and model in self._lost:
+            self._commit_and_stay(request, token)
+            return
         leaving = self._routing.send(request, token)
         if leaving is None:
             self._table.finish(request, Finish.ROUTER_ERROR)
@@ -339,7 +327,6 @@ class StepCycle:
                 self._table.finish(request, reason)
                 return
         request.peer_locs[destination] = request.length
-        model = self._peers[destination - 1]
         self._table.hand_off(request, model, empty=empty, router_extras=extras)
 
 
