@@ -122,3 +122,22 @@ def test_three_deaths_in_a_minute_end_the_server():
         last = server.stderr.strip().splitlines()[-1]
         assert "gateway was killed by SIGKILL; 3 gateways in a minute" in last
         assert not server.wait_gone()
+
+
+@pytest.mark.parametrize("model", [0, 1])
+def test_a_worker_that_dies_with_it_is_replaced_too(model):
+    """The next gateway was not there to be told: it finds the worker's state in the slab."""
+    with Server(["--device", "cpu", "--max-requests", "16"]) as server:
+        expected = answers(server)
+        streams = start_streams(server, count=8)
+        found = processes(server.pid)
+        os.kill(found[f"worker {model}"], signal.SIGKILL)
+        os.kill(found["gateway"], signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(CUT):
+                list(stream)
+        assert wait_until(lambda: ready(server), bool, 15.0)
+        check_all_free(server)
+        assert answers(server) == expected
+        assert server.stop() == 0
+        assert not server.wait_gone()
