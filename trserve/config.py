@@ -17,6 +17,7 @@ from trserve.restarts import ON_PEER_LOSS
 
 DEVICES: Final = ("auto", "cpu", "cuda", "emulated")
 DTYPES: Final = ("auto", "float32", "bfloat16")
+EARLY_PREFILL: Final = ("idle", "off", "always")
 QUANTIZATIONS: Final = ("none", "int8")
 LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
 
@@ -182,6 +183,12 @@ class EngineConfig:
         metavar="BYTES",
     )
     block_size: int = option(16, "Tokens in one KV block.", also=("--page-size",))
+    early_prefill: str = option(
+        EARLY_PREFILL[0],
+        "When a model computes the prompts of requests that another one writes, so that a first "
+        "handoff does not wait for that: idle, when it has nothing else to do.",
+        choices=EARLY_PREFILL,
+    )
     enable_prefix_caching: bool = option(
         True,
         "Keep the KV of computed prompts and answers for requests that begin alike.",

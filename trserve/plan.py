@@ -73,6 +73,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     row_tokens: int
     block_size: int
     prefix_caching: bool = True
+    early_prefill: str = "idle"
     max_rows: int
     max_tokens: int
     record: RecordPlan | None = None
@@ -131,6 +132,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         row_tokens=max(lengths),
         block_size=config.engine.block_size,
         prefix_caching=config.engine.enable_prefix_caching,
+        early_prefill=config.engine.early_prefill,
         max_rows=config.engine.max_num_seqs,
         max_tokens=config.engine.max_num_batched_tokens,
         record=_record(config, models, dtypes, tokenizer.size),

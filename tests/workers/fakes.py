@@ -18,7 +18,7 @@ from tests.ipc.memory import Memory, memory
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.baton import Baton, Finish, SlotState, unpack
 from trserve.ipc.layout import pages_for
-from trserve.ipc.rings import Descriptor
+from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import Slab
 from trserve.params import RequestParams, SamplingParams, encode_params
 from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, RouterContext, StepResult
@@ -205,6 +205,7 @@ class Worker:
             sampler=Sampler(index),
             inputs=inputs,
             limits=StepLimits(world.max_rows, world.max_tokens),
+            early_prefill=world.early_prefill == "always",
         )
 
     def drain(self) -> list[Descriptor]:
@@ -212,7 +213,8 @@ class Worker:
 
     def take_in(self, descriptors: Sequence[Descriptor]) -> None:
         for descriptor in descriptors:
-            self.table.sync(descriptor.slot, descriptor.gen)
+            hear = self.table.expect if descriptor.kind is Kind.PREFILL else self.table.sync
+            hear(descriptor.slot, descriptor.gen)
         for request in self.table.cancelled():
             self.table.finish(request, Finish.ABORT)
 
@@ -245,6 +247,7 @@ class World:
     max_tokens: int = 64
     config: Mapping[str, float] = field(default_factory=dict)
     prefix_caching: bool = True
+    early_prefill: str = "off"
 
     def __post_init__(self) -> None:
         slab = self.memory.slab()
@@ -282,7 +285,11 @@ class World:
         records = limit - params.first_record(len(prompt))
         pages = pages_for(records, tops or 0) if params.annotated else 0
         blob = encode_params(params)
-        return self.slots.publish(prompt, blob, limit=limit, entry=entry, pages=pages)
+        others = [w.index for w in self.workers if w.index != entry]
+        expecting = () if pinned or self.early_prefill == "off" else others
+        return self.slots.publish(
+            prompt, blob, limit=limit, entry=entry, pages=pages, expecting=expecting
+        )
 
     def baton(self, slot: Slot) -> Baton:
         return unpack(self.slab.baton[slot.index])

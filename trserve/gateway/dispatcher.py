@@ -40,6 +40,7 @@ class Job:
         entry: the worker that writes first; ``fixed``: no other may take its place.
         start: makes its generation once the slot is known.
         pages: annotation pages that it needs.
+        visits: the models that may want its prompt early.
     """
 
     prompt_ids: Sequence[int]
@@ -49,6 +50,7 @@ class Job:
     start: Callable[[Slot], Generation]
     pages: int = 0
     fixed: bool = False
+    visits: Sequence[int] = ()
 
 
 def _as_asked(entry: int, *, fixed: bool) -> int:
@@ -132,13 +134,15 @@ class Dispatcher:
         slots: list[Slot] = []
         try:
             for job in jobs:
+                entry = self._place(job.entry, fixed=job.fixed)
                 slots.append(
                     self._slots.publish(
                         job.prompt_ids,
                         job.params,
                         limit=job.limit,
-                        entry=self._place(job.entry, fixed=job.fixed),
+                        entry=entry,
                         pages=job.pages,
+                        expecting=[model for model in job.visits if model != entry],
                     )
                 )
         except RequestError:

@@ -169,6 +169,7 @@ class Service:
             fixed=not placement.admit,
             start=self._starter(request, prompt.ids, seed, params, placement, sink, meter),
             pages=pages_of(params, length, limit),
+            visits=() if self._plan.early_prefill == "off" else self._visits(placement),
         )
 
     def _tops(self, request: GenerationRequest) -> int | None:

@@ -105,6 +105,7 @@ class SlotTable:
         limit: int,
         entry: int,
         pages: int = 0,
+        expecting: Sequence[int] = (),
     ) -> Slot:
         """Fill a free slot and hand its baton to the worker ``entry``.
 
@@ -113,6 +114,7 @@ class SlotTable:
             params: the encoded parameters.
             limit: the longest that the row may get, prompt included.
             pages: annotation pages that it needs; at most ``Layout.pages_per_request``.
+            expecting: workers that may compute the prompt before the request comes to them.
 
         Raises:
             RequestError: the parameters do not fit (400), or too few pages are free (429).
@@ -140,7 +142,7 @@ class SlotTable:
         slab.prompt_len[slot] = length
         slab.limit[slot] = limit
         slab.cached[slot] = -1
-        slab.sent[slot] = 1 << entry
+        slab.sent[slot] = sum(1 << worker for worker in (entry, *expecting))
         slab.tokens[slot, :length] = prompt
         slab.write_params(slot, params)
         if pages:
@@ -151,6 +153,8 @@ class SlotTable:
         write_extras(slab.extras(slot, 0), Extras(now, 0, empty=False, length=length))
         self._outbox.store_baton(slot, pack(length, entry, SlotState.LIVE, Finish.NONE, 0, 0))
         self._outbox.send(entry, Descriptor(Kind.RUN, slot, gen, 0))
+        for worker in expecting:
+            self._outbox.send(worker, Descriptor(Kind.PREFILL, slot, gen, 0))
         self._outbox.flush()
         return Slot(slot, gen)
 

@@ -45,6 +45,8 @@ WORKER_WORDS: Final = (
     "cache_evictions",
     "kv_repairs",
     "heartbeat",
+    "early_tokens",
+    "early_tokens_used",
 )
 """Words of a worker's header lines, each with one writer (``status``: launcher; others: worker).
 

@@ -37,6 +37,7 @@ class Kind(IntEnum):
     RUN = 0
     DONE = 1
     CANCEL = 2
+    PREFILL = 3  # of a prompt that another worker begins with; from the gateway alone
 
 
 class Descriptor(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Final
 
 from trserve.ipc.baton import Finish
 from trserve.ipc.doorbell import silence
-from trserve.ipc.rings import RingConsumer
+from trserve.ipc.rings import Kind, RingConsumer
 from trserve.workers.step_cycle import StepCycle
 from trserve.workers.table import RequestTable
 from trserve.workers.tracing import WorkerTrace
@@ -82,14 +82,14 @@ class WorkerLoop:
 
     def turn(self) -> bool:
         """One iteration; False once the loop is to end."""
-        busy = bool(self._table.runnable)
+        busy = bool(self._table.runnable or self._table.ahead)
         events = self._poller.poll(0 if busy else BELT_S)
         self._recount_due |= busy
         if (events or not busy) and not self._react({fd for fd, _ in events}, busy=busy):
             return False
         for request in self._table.cancelled() if busy else ():
             self._table.finish(request, Finish.ABORT)
-        now, steps = time.monotonic_ns(), bool(self._table.runnable)
+        now, steps = time.monotonic_ns(), bool(self._table.runnable or self._table.ahead)
         self._cycle.run(now)
         self._publish()
         if steps and self._trace is not None:
@@ -105,7 +105,7 @@ class WorkerLoop:
             return False
         if self._bell in ready or not (busy or ready):
             self._take_in(by_belt=self._bell not in ready)
-        if self._recount_due and not (busy or ready or self._table.runnable):
+        if self._recount_due and not (busy or ready or self._table.runnable or self._table.ahead):
             # Once for each time that the worker falls idle, when nobody waits for it.
             self._table.check_blocks(strict=self._strict)
             self._recount_due = False
@@ -124,7 +124,10 @@ class WorkerLoop:
                 if missed:
                     self.belt_finds += 1
                     log.warning("the belt found %s: a doorbell was missed", descriptor)
-                self._table.sync(descriptor.slot, descriptor.gen)
+                if descriptor.kind is Kind.PREFILL:
+                    self._table.expect(descriptor.slot, descriptor.gen)
+                else:
+                    self._table.sync(descriptor.slot, descriptor.gen)
 
     def _rescan(self) -> None:
         self._table.rescan()

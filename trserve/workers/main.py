@@ -118,6 +118,7 @@ def _create_loop(
         inputs=inputs,
         limits=StepLimits(plan.max_rows, plan.max_tokens),
         recorder=_create_recorder(plan, index),
+        early_prefill=plan.early_prefill == "always",
     )
     slab.workers[index].set("total_blocks", model.num_blocks)
     control.send({"type": "ready", "router_parameters": routing.describe()})

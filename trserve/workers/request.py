@@ -29,6 +29,7 @@ class Request:
         slot, gen: where it lives in the slab, and which use of the slot it is.
         length: committed length of the row as of the last baton that named this worker.
         num_computed: tokens of the row whose KV is valid here.
+        num_early: prompt tokens that were computed here before the request came for the first time.
         num_cached: how many of the first blocks are in the prefix cache, for others to share.
         block_hashes: of the row's first full blocks, as far as they were needed.
         hop: the last hop that was handled here; -1 before the first.
@@ -67,6 +68,7 @@ class Request:
         "num_blocks",
         "num_cached",
         "num_computed",
+        "num_early",
         "params",
         "peer_locs",
         "pending_ns",
@@ -110,6 +112,7 @@ class Request:
         self.banks = banks
         self.num_blocks = 0
         self.num_computed = 0
+        self.num_early = 0
         self.num_cached = 0
         # Committed tokens never change, so neither do these, whatever becomes of the KV.
         self.block_hashes: list[int] = []

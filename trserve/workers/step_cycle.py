@@ -20,6 +20,7 @@ from trserve.router_lib.base import StepResult
 from trserve.sched.batching import choose_step
 from trserve.workers.annotating import annotate, write_scores
 from trserve.workers.arrivals import Arrivals
+from trserve.workers.early_prefill import EarlyPrefill
 from trserve.workers.load_words import LoadWords
 from trserve.workers.memory import Plan, fit_to_memory
 from trserve.workers.prompt_scoring import PromptScores
@@ -53,6 +54,8 @@ class StepCycle:
     Args:
         index: this worker's model.
         inputs: the step's preallocated input arrays, large enough for ``limits``.
+        early_prefill: whether prompts that may come are computed in every turn, and not only in
+            those that have nothing else to do.
         recorder: keeps what was computed for each sampled token, if anybody asked for that.
     """
 
@@ -68,6 +71,7 @@ class StepCycle:
         inputs: StepInputs,
         limits: StepLimits,
         recorder: Recorder | None = None,
+        early_prefill: bool = False,
     ) -> None:
         self._index = index
         self._slab = slab
@@ -81,6 +85,8 @@ class StepCycle:
         self._recorder = recorder
         self._load = LoadWords(slab.workers[index], table)
         self._guard = StepGuard(slab, index)
+        self._early = EarlyPrefill(slab, index, table, runner, inputs)
+        self._always_early = early_prefill
         self._row_sampling = RowSamplings()
         self._short_of_blocks = False
         self._version_before = -1  # the table's, at the last step that was chosen
@@ -102,6 +108,9 @@ class StepCycle:
     def run(self, now_ns: int) -> None:
         """One step, if anything is runnable. The caller publishes its results."""
         self._load.beat(now_ns)
+        if self._table.ahead and (self._always_early or not self._table.runnable):
+            self._steady = None  # its inputs are overwritten
+            self._early.run(self._guard)
         steady = self._steady
         if steady is not None and steady.version == self._table.version and steady.take_blocks():
             noteworthy = steady.starts_blocks
@@ -112,6 +121,7 @@ class StepCycle:
             self._steady = None
             self._step(now_ns)
         self._load.note()
+        self._early.note()
 
     def _step(self, now_ns: int) -> None:
         settled = self._version_before == self._table.version

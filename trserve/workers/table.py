@@ -61,6 +61,8 @@ class RequestTable:
         kv_drops: how often a request lost its KV here.
         kv_repairs: how often blocks did not add up.
         waiting: those of ``runnable`` that have not started, or have lost their KV.
+        ahead: requests written elsewhere whose prompt may be computed here before they come.
+        early_tokens_used: of the prompt tokens so computed, those of requests that came.
         version: grows whenever the requests that may run change, or one of them loses its KV.
         on_arrival: called once per baton that arrives; may finish the request or hand it on.
         trace: where arrivals, handoffs and ends are noted, or None.
@@ -92,6 +94,8 @@ class RequestTable:
         self.resident: dict[int, Request] = {}
         self.runnable: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
+        self.ahead: dict[int, Request] = {}
+        self.early_tokens_used = 0
 
     # -- taking in ---------------------------------------------------------------------------
 
@@ -109,6 +113,18 @@ class RequestTable:
             self._close(slot, gen, request)
         elif state is SlotState.LIVE and request is not None and slab.cancel[slot] == gen:
             self.drop_kv(request)
+
+    def expect(self, slot: int, gen: int) -> None:
+        """Hear of a request that another worker writes, and that may come."""
+        slab = self._slab
+        if slab.gen[slot] != gen or self._closed[slot] == gen or slot in self.resident:
+            return
+        baton = unpack(slab.baton[slot])
+        load_fence()
+        if baton.state is SlotState.LIVE and baton.owner != self._index:
+            self.ahead[slot] = self._create(slot, gen)
+        else:
+            self.sync(slot, gen)
 
     def _sync_own(self, slot: int, gen: int, request: Request | None, word: int) -> None:
         if request is None:
@@ -175,6 +191,10 @@ class RequestTable:
         request.take_baton(word, length, time.monotonic_ns())
         self.version += 1
         self.runnable[slot] = request
+        if request.num_early:
+            self.early_tokens_used += request.num_early if request.num_blocks else 0
+            request.num_early = 0
+        self.ahead.pop(slot, None)
         if request.state is _WAITING:
             self.waiting[slot] = request
         if self.trace is not None:
@@ -275,6 +295,7 @@ class RequestTable:
             request.move(Event.FINISHED)
             self.version += 1
             del self.resident[slot]
+            self.ahead.pop(slot, None)
             self.runnable.pop(slot, None)
             self.waiting.pop(slot, None)
         self._closed[slot] = gen
@@ -322,6 +343,7 @@ class RequestTable:
         """Take the KV blocks of a request; its row is untouched and will be computed again."""
         self.kv_drops += 1
         self.version += 1
+        self.ahead.pop(request.slot, None)
         self.pool.release(request)
         if request.state is not State.WAITING:
             request.move(Event.KV_LOST)
