@@ -36,6 +36,15 @@ def test_an_output_lasts_until_the_next_step_of_its_kind(path):
     assert torch.equal(first.hidden, second.hidden)
 
 
+def test_a_long_step_gives_a_sign_of_life_before_each_layer(path):
+    harness = Harness(path)
+    harness.runner._native = None  # its steps are short
+    signs = []
+    harness.runner.on_layer = lambda: signs.append(None)
+    harness.forward([([1, 2, 3], 0, harness.table(3))])
+    assert len(signs) == len(harness.runner.decoder.layers) > 0
+
+
 def test_further_tokens_have_the_logits_that_they_have_as_the_last(path):
     harness = Harness(path)
     rows = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import WorkerWords
 from trserve.workers.table import RequestTable
@@ -29,6 +31,10 @@ class LoadWords:
     def beat(self, now_ns: int) -> None:
         """This worker is not hung, as of ``now_ns`` (``time.monotonic_ns``)."""
         self._words[_HEARTBEAT] = now_ns
+
+    def beat_now(self) -> None:
+        """This worker is not hung."""
+        self._words[_HEARTBEAT] = time.monotonic_ns()
 
     def count_step(self) -> None:
         """One more step was computed."""

@@ -6,6 +6,7 @@ Knows the decoder, the KV cache and the step's arrays; nothing of requests, samp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,9 +40,13 @@ class TorchRunner:
     Args:
         tokenizer_size: number of token ids that the tokenizer knows; the checkpoint's vocabulary
             may be padded beyond it.
+
+    Attributes:
+        on_layer: called before each layer of a step that may take long.
     """
 
     def __init__(self, decoder: Decoder, kv: KVCache, *, tokenizer_size: int) -> None:
+        self.on_layer: Callable[[], None] = _nothing_more
         self.decoder = decoder
         self.kv = kv
         self._head = decoder.lm_head(tokenizer_size)
@@ -76,7 +81,7 @@ class TorchRunner:
             inputs.token_ids[:tokens],
             inputs.positions[:tokens],
             length,
-            self._attention,
+            self,
             last,
         )
         further = None
@@ -84,10 +89,19 @@ class TorchRunner:
             hidden, further = hidden[:rows], hidden[rows:]
         return ForwardOutput(logits=self.logits(hidden), hidden=hidden, also=further)
 
+    def run(self, layer: int) -> None:
+        """Attend in ``layer``: the decoder's call in a step."""
+        self.on_layer()
+        self._attention.run(layer)
+
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Raw logits of hidden states after the final norm; shapes as in :class:`ForwardOutput`."""
         return self._head(hidden.to(self.decoder.dtype)).float()
+
+
+def _nothing_more() -> None:
+    """Nobody waits for a sign of life."""
 
 
 class _InputViews:

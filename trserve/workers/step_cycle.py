@@ -84,6 +84,7 @@ class StepCycle:
         self._limits = limits
         self._recorder = recorder
         self._load = LoadWords(slab.workers[index], table)
+        runner.on_layer = self._load.beat_now
         self._guard = StepGuard(slab, index)
         self._early = EarlyPrefill(slab, index, table, runner, inputs)
         self._always_early = early_prefill
