@@ -169,7 +169,7 @@ class Service:
             fixed=not placement.admit,
             start=self._starter(request, prompt.ids, seed, params, placement, sink, meter),
             pages=pages_of(params, length, limit),
-            visits=() if self._plan.early_prefill == "off" else self._visits(placement),
+            visits=self._expecting(placement),
         )
 
     def _tops(self, request: GenerationRequest) -> int | None:
@@ -244,6 +244,12 @@ class Service:
         if placement.pinned or self._plan.router == "none":
             return (placement.entry,)
         return range(len(self.model_names))
+
+    def _expecting(self, placement: Placement) -> Sequence[int]:
+        """The models that may compute the prompt before the request comes to them."""
+        if self._plan.early_prefill == "off":
+            return ()
+        return [model for model in self._visits(placement) if model not in self.states.lost]
 
     def _router_params(self, given: dict[str, float]) -> dict[str, float]:
         parameters = [p for p in self.router_parameters if p.per_request]
