@@ -2,7 +2,7 @@
 
 All workers of a slab run in this process; each store of a worker into shared memory burns a fuse,
 and a worker whose fuse is out ends there and then. Its successor has the same memory and nothing
-else. As the launcher would, everybody is made to rescan when one has ended.
+else. What the launcher does in between is its own code.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from trserve.ipc.baton import Finish, SlotState, unpack
 from trserve.ipc.doorbell import ring
 from trserve.ipc.rings import Descriptor
 from trserve.ipc.slab import Slab
+from trserve.worker_loss import StandIn
 
 LIMIT = 28
 GATEWAY = -1
@@ -149,6 +150,10 @@ class Chaos(World):
                 taken += [descriptor] * (2 if fate > 0.8 else 1)
         return taken
 
+    def bury(self, index: int) -> None:
+        """What the launcher does; one that remembers no suspects, so that none is found guilty."""
+        StandIn(self.slab, self.memory.bells).take_over(index)
+
     def chaotic_turn(self, index: int) -> None:
         self.turning = index
         worker = self.workers[index]
@@ -156,17 +161,19 @@ class Chaos(World):
         if armed:
             worker.fuse.left = self.dice.randrange(25)
         try:
-            if self.lost[index] and (self.calm or self.dice.random() < 0.3):
+            outdated = self.lost[index] or worker.table.outdated
+            if outdated and (self.calm or self.dice.random() < 0.3):
                 self.lost[index] = False
                 worker.table.rescan()
+                worker.cycle.look_around()
             worker.take_in(self.hints(index))
             worker.cycle.run(0)
             worker.outbox.flush()
         except CrashError:
             self.crashes += 1
             self.late[index] = []
+            self.bury(index)
             self.workers[index] = self.create(index)
-            self.lost = [True] * len(self.workers)
         else:
             worker.check_blocks()
             if armed:
