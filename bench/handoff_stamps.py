@@ -35,7 +35,7 @@ class Stamps:
     scheduled: int = 0
     decided: int = 0
     flushing: int = 0
-    current: Key | None = None
+    drained: Sequence[Descriptor] = ()
 
     def key_of(self, descriptors: Sequence[Descriptor]) -> Key | None:
         """The key of a batch on its way between workers; None for anything else."""
@@ -73,8 +73,8 @@ class StampedConsumer(RingConsumer):
 
     def drain(self) -> list[Descriptor]:
         found = super().drain()
-        if (key := self._stamps.key_of(found)) is not None:
-            self._stamps.current = key
+        if len(found) == self._stamps.batch:
+            self._stamps.drained = found
         return found
 
 
@@ -89,7 +89,7 @@ class StampedCycle:
         return getattr(self._cycle, name)
 
     def run(self, now_ns: int) -> None:
-        if self._stamps.current is not None and not self._stamps.received:
+        if self._stamps.drained and not self._stamps.received:
             self._stamps.received = time.monotonic_ns()
         self._cycle.run(now_ns)
 
@@ -105,7 +105,7 @@ class StampedRunner:
         return getattr(self._runner, name)
 
     def forward(self, *inputs: Any) -> Any:
-        if self._stamps.current is not None and not self._stamps.scheduled:
+        if self._stamps.drained and not self._stamps.scheduled:
             self._stamps.scheduled = time.monotonic_ns()
         return self._runner.forward(*inputs)
 
@@ -119,14 +119,11 @@ def create_router(index: int, vocab_size: int, stamps: Stamps) -> BaseRouter:
 
         def route(self, result: StepResult) -> list[int]:
             now, count = time.monotonic_ns(), len(result.requests)
-            if stamps.current is not None and count == stamps.batch:
-                stamps.taken[stamps.current] = (
-                    stamps.woken,
-                    stamps.received,
-                    stamps.scheduled,
-                    now,
-                )
-                stamps.current = None
+            key = stamps.key_of(stamps.drained)
+            if key is not None and count == stamps.batch:
+                stamps.taken[key] = (stamps.woken, stamps.received, stamps.scheduled, now)
+            if count == stamps.batch:
+                stamps.drained = ()
             stamps.received = stamps.scheduled = 0
             answer = [int(count == stamps.batch)] * count
             stamps.decided = time.monotonic_ns()

@@ -94,16 +94,19 @@ class TraceWriter:
         self._capacity_bits = capacity.bit_length() - 1
         self._position = max(int(positions.max()) + 1, capacity)
 
-    def note(self, kind: int, value: int = 0, slot: int = 0, gen: int = 0) -> None:
-        """Add an event that happens now; ``value`` fits 22 bits, ``slot`` 24.
+    def note(
+        self, kind: int, value: int = 0, slot: int = 0, gen: int = 0, time_ns: int = 0
+    ) -> None:
+        """Add an event that happens now, or that did at ``time_ns``.
 
-        Called several times a step: half a microsecond, and nothing is allocated but integers.
+        ``value`` fits 22 bits, ``slot`` 24. Called several times a step: half a microsecond, and
+        nothing is allocated but integers.
         """
         position = self._position
         words, at = self._words, (position & self._mask) << 2
         words[at] = position
         store_fence()
-        words[at + 1] = monotonic_ns()
+        words[at + 1] = time_ns or monotonic_ns()
         words[at + 2] = gen
         store_fence()
         lap = position >> self._capacity_bits & _LAP_MASK

@@ -85,16 +85,25 @@ class WorkerLoop:
         busy = bool(self._table.runnable or self._table.ahead)
         events = self._poller.poll(0 if busy else BELT_S)
         self._recount_due |= busy
-        if (events or not busy) and not self._react({fd for fd, _ in events}, busy=busy):
+        if len(events) == 1 and events[0][0] == self._bell:
+            self._take_in(by_belt=False)
+        elif (events or not busy) and not self._react({fd for fd, _ in events}, busy=busy):
             return False
         for request in self._table.cancelled() if busy else ():
             self._table.finish(request, Finish.ABORT)
         now, steps = time.monotonic_ns(), bool(self._table.runnable or self._table.ahead)
         self._cycle.run(now)
         self._publish()
-        if steps and self._trace is not None:
-            self._trace.step(self._cycle.rows, now)
+        self._note(now, steps=steps)
         return True
+
+    def _note(self, began_ns: int, *, steps: bool) -> None:
+        """Say what was done; after the publication, when nobody waits for it."""
+        self._cycle.note()
+        if self._trace is not None:
+            if steps:
+                self._trace.step(self._cycle.rows, began_ns)
+            self._trace.write()
 
     def _react(self, ready: set[int], *, busy: bool) -> bool:
         """Look at what woke the worker, or at nothing that did; False once the loop is to end."""

@@ -24,7 +24,9 @@ def fit_to_memory(plan: Plan, table: RequestTable) -> tuple[Plan, Request | None
     """
     pool, size = table.pool, table.pool.block_size
     lacking = [row for row in plan if row[0].num_computed + row[1] > row[0].num_blocks * size]
-    if all(pool.extend(request, request.num_computed + tokens) for request, tokens in lacking):
+    if not lacking or all(
+        pool.extend(request, request.num_computed + tokens) for request, tokens in lacking
+    ):
         return plan, None
     # The blocks are too few. What was given until now was the right of those that have it.
     fitted: Plan = []

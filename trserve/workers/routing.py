@@ -24,6 +24,7 @@ from trserve.router_lib.registry import load_router_class
 from trserve.workers.request import Request
 
 log = logging.getLogger(__name__)
+_ARRAYS = (torch.Tensor, np.ndarray)
 _INFINITE = (math.inf, -math.inf)
 
 
@@ -57,6 +58,7 @@ class Routing:
 
     def __init__(self, router: BaseRouter) -> None:
         self.router = router
+        self._num_peers = len(router.peers)
         self._names = [parameter.name for parameter in router.parameters]
         # What the default says needs no request, and no view of its row.
         self._says_by_default = (router.model != 0, b"")
@@ -95,16 +97,15 @@ class Routing:
 
     def _ask(self, result: StepResult) -> list[int]:
         answer = self.router.route(result)
-        if isinstance(answer, torch.Tensor | np.ndarray):
+        if isinstance(answer, _ARRAYS):
             answer = answer.tolist()
         found = list(map(index, answer))
         if len(found) != len(result.requests):
             raise ValueError(f"route returned {len(found)} rows for {len(result.requests)}")
-        for destination in (min(found), max(found)):
-            if not 0 <= destination <= len(self.router.peers):
-                raise ValueError(
-                    f"route returned {destination!r}; 0 to {len(self.router.peers)} are valid"
-                )
+        least, most = min(found), max(found)
+        if least < 0 or most > self._num_peers:
+            wrong = least if least < 0 else most
+            raise ValueError(f"route returned {wrong!r}; 0 to {self._num_peers} are valid")
         return found
 
     def _ask_alone(self, result: StepResult) -> int | None:

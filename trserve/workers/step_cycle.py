@@ -90,6 +90,7 @@ class StepCycle:
         self._always_early = early_prefill
         self._row_sampling = RowSamplings()
         self._short_of_blocks = False
+        self._unnoted = False
         self._version_before = -1  # the table's, at the last step that was chosen
         self._steady: SteadyRows | None = None
         self._arrivals = Arrivals(index, slab, table, routing, self._guard)
@@ -121,8 +122,14 @@ class StepCycle:
         elif self._table.runnable:
             self._steady = None
             self._step(now_ns)
-        self._load.note()
-        self._early.note()
+        self._unnoted = True
+
+    def note(self) -> None:
+        """Say what there is after a step that changed it; called when nobody waits any more."""
+        if self._unnoted:
+            self._unnoted = False
+            self._load.note()
+            self._early.note()
 
     def _step(self, now_ns: int) -> None:
         settled = self._version_before == self._table.version
@@ -240,6 +247,10 @@ class StepCycle:
         rows = self._slab.tokens
         for request, tokens in plan:
             start = request.num_computed
+            if tokens == 1:
+                token = int(rows[request.slot, start])
+                inputs.add_decode_row(token, start, request.block_table)
+                continue
             inputs.add_row(rows[request.slot, start : start + tokens], start, request.block_table)
 
     def _decide(
@@ -251,8 +262,8 @@ class StepCycle:
             self._recorder.sampled(requests, output, sampled)
         if self._arrivals.annotated:
             annotate(requests, output.logits, sampled)
-        destinations = self._destinations(requests, output, sampled, prefill)
         tokens = sampled.tolist()
+        destinations = self._destinations(requests, output, sampled, prefill)
         self._apply_all(requests, tokens, destinations)
         if self._recorder is not None:
             self._recorder.decided()
@@ -294,6 +305,8 @@ class StepCycle:
             ):
                 commit(request)
                 stay(request)
+            elif destination and token >= 0 and not request.pinned:
+                self._leave(request, token, destination)
             else:
                 self._apply(request, token, destination)
 
@@ -303,10 +316,8 @@ class StepCycle:
             self._table.finish(request, Finish.NUMERIC_ERROR)
         elif request.pinned or destination == 0:
             self._commit_and_stay(request, token)
-        elif destination is None:
-            self._table.finish(request, Finish.ROUTER_ERROR)
         else:
-            self._leave(request, token, destination)
+            self._table.finish(request, Finish.ROUTER_ERROR)
 
     def _commit_and_stay(self, request: Request, token: int) -> None:
         self._table.commit(request)

@@ -22,19 +22,20 @@ class StepGuard:
         self._suspect = slab.suspect
         self._slots = slab.in_step[index][1:]
         self._count = memoryview(slab.in_step[index]).cast("B").cast("q")
-        self._listed = 0
+        self._list: Sequence[int] = ()
         self._suspects: list[tuple[Request, int]] = []
 
     def enter(self, slots: Sequence[int]) -> None:
         """A step with ``slots`` begins."""
-        self._slots[: len(slots)] = slots
-        self._listed = len(slots)
+        if slots != self._list:
+            self._list = slots
+            self._slots[: len(slots)] = slots
         self.enter_again()
 
     def enter_again(self) -> None:
         """A step with the slots of the one before begins."""
         store_fence()
-        self._count[0] = self._listed
+        self._count[0] = len(self._list)
 
     def leave(self) -> None:
         """The step is over, and this process still runs."""

@@ -251,7 +251,7 @@ class RequestTable:
         came: two such hops in a row never happen.
         """
         slot, hop = request.slot, request.hop + 1
-        self._write_extras(request, router_extras, empty=empty)
+        now = self._write_extras(request, router_extras, empty=empty)
         self._slab.sent[slot] |= 1 << model
         self._outbox.store_baton(slot, hand_over(request.word, model, hop))
         self._outbox.send(model, _new(Descriptor, (_RUN, slot, request.gen, hop)))
@@ -261,7 +261,7 @@ class RequestTable:
         self.runnable.pop(slot, None)
         self.waiting.pop(slot, None)
         if self.trace is not None:
-            self.trace.sent(request, hop)
+            self.trace.sent(request, hop, now)
 
     def finish(self, request: Request, reason: Finish) -> None:
         """End a request whose baton is here, and tell every worker that has heard of it."""
@@ -282,12 +282,13 @@ class RequestTable:
             # Nothing says where the NaN began: if in the KV of a prefix, it must not live on.
             self.pool.forget_cached()
 
-    def _write_extras(self, request: Request, router_extras: bytes, *, empty: bool) -> None:
+    def _write_extras(self, request: Request, router_extras: bytes, *, empty: bool) -> int:
         now, pending = time.monotonic_ns(), request.pending_ns
         if self._index:
             pending += now - request.last_store_ns
         extras = _new(Extras, (now, pending, empty, request.length, router_extras))
         write_extras(request.banks[request.bank ^ 1], extras)
+        return now
 
     def _close(self, slot: int, gen: int, request: Request | None) -> None:
         if request is not None:

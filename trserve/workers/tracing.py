@@ -1,4 +1,8 @@
-"""What a worker notes in its ring of events. Knows requests by their slot, generation and hop."""
+"""What a worker notes in its ring of events. Knows requests by their slot, generation and hop.
+
+What happens between the routers of two workers is only remembered, with its time, and written when
+nobody waits for it any more: a handoff of many requests would else take a tenth longer.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ class WorkerTrace:
 
     def __init__(self, writer: TraceWriter) -> None:
         self._note = writer.note
+        self._remembered: list[tuple[int, int, int, int, int]] = []
         self.unresumed: list[Request] = []
 
     def step(self, rows: int, began_ns: int) -> None:
@@ -36,14 +41,22 @@ class WorkerTrace:
     def arrived(self, request: Request) -> None:
         """The baton of ``request`` has come: from the gateway, or by a handoff."""
         if request.hop:
-            self._note(_RECEIVED, request.hop, request.slot, request.gen)
+            when = request.runnable_since_ns
+            self._remembered.append((_RECEIVED, request.hop, request.slot, request.gen, when))
             self.unresumed.append(request)
         else:
             self._note(_ADMITTED, min(request.length, MAX_VALUE), request.slot, request.gen)
 
-    def sent(self, request: Request, hop: int) -> None:
+    def sent(self, request: Request, hop: int, when_ns: int) -> None:
         """``request`` leaves, by its hop ``hop``."""
-        self._note(_SENT, hop, request.slot, request.gen)
+        self._remembered.append((_SENT, hop, request.slot, request.gen, when_ns))
+
+    def write(self) -> None:
+        """Write what is only remembered; called after the results of a step are published."""
+        if self._remembered:
+            for event in self._remembered:
+                self._note(*event)
+            self._remembered.clear()
 
     def finished(self, request: Request, reason: Finish) -> None:
         """``request`` is over."""
