@@ -63,6 +63,7 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     annotation of each token names, None where no annotations are wanted; ``scores_prompt``: the
     prompt's tokens, but for the first, are annotated too; ``trace``: each token's annotation says
     what the router decided on; ``record``: an instance that records keeps what is computed for it.
+    ``deadline_ns``: when whoever holds the baton ends it (``time.monotonic_ns``), 0 for never.
     """
 
     sampling: SamplingParams
@@ -73,6 +74,7 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     scores_prompt: bool = False
     trace: bool = False
     record: bool = True
+    deadline_ns: int = 0
 
     @property
     def annotated(self) -> bool:

@@ -7,13 +7,16 @@ fixes the answer, and whatever was committed beyond it is overshoot that nobody 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from trserve.errors import RequestError
 from trserve.gateway.detokenizer import Detokenizer
 from trserve.gateway.stop_strings import StopMatcher
 from trserve.ipc.annotations import Annotation
 from trserve.ipc.baton import Finish
+
+TIMED_OUT: Final = "timeout"
+"""The ``stop_reason`` of an answer that took longer than its request allows."""
 
 _FAILURES = {
     Finish.ROUTER_ERROR: ("the router failed for this request", "router_error", 500),
@@ -115,5 +118,7 @@ class Answer:
             self.finish_reason = "stop"
             last = tokens[-1] if tokens else None
             self.stop_reason = last if last in self._stop_token_ids else None
-        else:
-            self.finish_reason = "length" if finish is Finish.LENGTH else "abort"
+        elif finish is Finish.LENGTH:
+            self.finish_reason = "length"
+        else:  # whoever is cancelled is told nothing: an abort that is seen is the time limit's
+            self.finish_reason, self.stop_reason = "abort", TIMED_OUT

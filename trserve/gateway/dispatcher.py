@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from trserve.errors import RequestError
+from trserve.gateway.answer import TIMED_OUT
 from trserve.gateway.generation import Generation
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.doorbell import silence
@@ -41,6 +43,7 @@ class Job:
         start: makes its generation once the slot is known.
         pages: annotation pages that it needs.
         visits: the models that may want its prompt early.
+        deadline_ns: when its time is over (``time.monotonic_ns``); 0 for never.
     """
 
     prompt_ids: Sequence[int]
@@ -51,6 +54,7 @@ class Job:
     pages: int = 0
     fixed: bool = False
     visits: Sequence[int] = ()
+    deadline_ns: int = 0
 
 
 def _as_asked(entry: int, *, fixed: bool) -> int:
@@ -114,10 +118,11 @@ class Dispatcher:
         behind it gets one, so that it does not wait for ever.
 
         Raises:
-            RequestError: 429, too many wait already; or a job is refused, and with it all.
+            RequestError: 429, too many wait already; 504, its time was over before it had a
+                slot; or a job is refused, and with it all.
             asyncio.CancelledError: the caller gave up waiting.
         """
-        await self._turn(len(jobs))
+        await self._turn_in_time(len(jobs), jobs[0].deadline_ns)
         generations = [job.start(slot) for job, slot in zip(jobs, self._publish(jobs), strict=True)]
         # All are started before the first is served: they may share a response.
         for generation in generations:
@@ -153,6 +158,22 @@ class Dispatcher:
             self._admit_waiting()
             raise
         return slots
+
+    async def _turn_in_time(self, slots: int, deadline_ns: int) -> None:
+        """:meth:`_turn`, but not beyond the deadline; the worker ends what has a slot."""
+        if not deadline_ns:
+            return await self._turn(slots)
+        try:
+            async with asyncio.timeout((deadline_ns - time.monotonic_ns()) / 1e9):
+                await self._turn(slots)
+        except TimeoutError:
+            raise RequestError(
+                "trserve.timeout_s was over before the server had room for the request; allow "
+                "more time, or try again later",
+                status=504,
+                param="trserve.timeout_s",
+                code=TIMED_OUT,
+            ) from None
 
     async def _turn(self, slots: int) -> None:
         """Return when ``slots`` are free for the caller, who takes them before it awaits again."""

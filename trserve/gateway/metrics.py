@@ -95,6 +95,10 @@ class Meter:
         self._first_s = 0.0
         self.begun = False
 
+    def deadline_ns(self, timeout_s: float | None) -> int:
+        """When the request's time is over (``time.monotonic_ns``); 0 for never."""
+        return 0 if timeout_s is None else int((self._arrived_s + timeout_s) * 1e9)
+
     def admit(self) -> None:
         """It has its slot."""
         metrics = self._metrics

@@ -31,6 +31,7 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     router: dict[str, Any] | None = None  # `requests` names the member whose value is no number
     entry_model: str | None = None
     only: str | None = None
+    timeout_s: Number = None
 
 
 class Body(msgspec.Struct, kw_only=True):

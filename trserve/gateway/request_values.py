@@ -21,6 +21,7 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 256
 MAX_BIAS = 100.0
+MAX_TIMEOUT_S = 86_400.0
 REPETITION_PENALTIES = 0.01, 100.0
 """Between these a logit times the penalty is finite in float32."""
 
@@ -57,6 +58,13 @@ def real(
         lower = f"greater than {low:g}" if above else f"at least {low:g}"
         raise RequestError(f"{name} must be {lower} and at most {high:g}", param=name)
     return float(value)
+
+
+def time_limit(name: str, value: float | None) -> float | None:
+    """``value`` seconds, more than 0 and at most a day; None where there is none."""
+    if value is None:
+        return None
+    return real(name, value, 0.0, MAX_TIMEOUT_S, default=MAX_TIMEOUT_S, above=True)
 
 
 def _stop(stop: str | list[str] | None) -> list[str]:

@@ -33,6 +33,7 @@ from trserve.gateway.request_values import (
     integer,
     prompts,
     sampling,
+    time_limit,
     top_logprobs,
 )
 from trserve.params import SamplingDefaults
@@ -57,7 +58,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     ``logprobs`` is how many of the most probable tokens are wanted beside each token's own log
     probability, None for none of it; ``echo`` that the answer begins with the prompt.
     ``router_params`` joins the parameters of ``NAME:threshold=0.3`` and of ``trserve.router``, of
-    which the latter win. ``record`` is no member of a body: what an instance that records keeps.
+    which the latter win. ``timeout_s``: how many seconds the answer may take, None for any number.
+    ``record`` is no member of a body: what an instance that records keeps.
     """
 
     kind: Kind
@@ -95,6 +97,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     router_params: dict[str, float] = {}
     entry_model: str | None = None
     only: str | None = None
+    timeout_s: float | None = None
     record: bool = True
 
     @property
@@ -178,6 +181,7 @@ def _common(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
         "router_params": _router_params({**params, **(extension.router or {})}),
         "entry_model": extension.entry_model,
         "only": extension.only,
+        "timeout_s": time_limit("trserve.timeout_s", extension.timeout_s),
     }
 
 

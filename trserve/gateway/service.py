@@ -160,6 +160,7 @@ class Service:
             scores_prompt=request.echo and request.logprobs is not None,
             trace=request.trace,
             record=request.record,
+            deadline_ns=meter.deadline_ns(request.timeout_s),
         )
         return Job(
             prompt_ids=prompt.ids,
@@ -169,6 +170,7 @@ class Service:
             fixed=not placement.admit,
             start=self._starter(request, prompt.ids, seed, params, placement, sink, meter),
             pages=pages_of(params, length, limit),
+            deadline_ns=params.deadline_ns,
             visits=self._expecting(placement),
         )
 

@@ -34,6 +34,7 @@ from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import Slab
 from trserve.params import decode_params
 from trserve.workers.blocks import BlockPool
+from trserve.workers.deadlines import Deadlines
 from trserve.workers.request import Request
 from trserve.workers.states import Event, State
 from trserve.workers.step import StepInputs
@@ -92,6 +93,7 @@ class RequestTable:
         self.kv_repairs = 0
         self.version = 0
         self.resident: dict[int, Request] = {}
+        self._deadlines = Deadlines()
         self.runnable: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
         self.ahead: dict[int, Request] = {}
@@ -154,14 +156,16 @@ class RequestTable:
                 self.sync(slot, slab.gen[slot])
 
     def cancelled(self) -> list[Request]:
-        """Runnable requests whose cancel word is set.
+        """Runnable requests whose cancel word is set, or whose time is over.
 
         A CANCEL descriptor that was lost thus costs one step, not the rest of the request.
         """
+        late = self._deadlines.late(self.runnable)
         if not np.count_nonzero(self._cancel_vector):
-            return []
+            return late
         cancel = self._slab.cancel
-        return [r for r in self.runnable.values() if cancel[r.slot] == r.gen]
+        runnable = self.runnable.values()
+        return late + [r for r in runnable if cancel[r.slot] == r.gen and r not in late]
 
     def _create(self, slot: int, gen: int) -> Request:
         slab = self._slab
@@ -177,6 +181,7 @@ class RequestTable:
             peers=slab.layout.workers - 1,
         )
         self.resident[slot] = request
+        self._deadlines.add(request)
         return request
 
     def _take_baton(self, request: Request, word: int) -> None:
@@ -296,6 +301,7 @@ class RequestTable:
             request.move(Event.FINISHED)
             self.version += 1
             del self.resident[slot]
+            self._deadlines.forget(slot)
             self.ahead.pop(slot, None)
             self.runnable.pop(slot, None)
             self.waiting.pop(slot, None)
