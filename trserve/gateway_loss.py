@@ -13,8 +13,7 @@ from typing import Final
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.baton import SlotState, unpack
 from trserve.ipc.layout import Layout
-from trserve.ipc.publish import Outbox
-from trserve.ipc.rings import RingProducer
+from trserve.ipc.links import open_outbox
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab
 
@@ -42,11 +41,7 @@ def cancel_requests(shared: Shared, layout: Layout) -> int:
     and whoever gets it looks at the slot. The slots are freed by the next gateway.
     """
     slab = Slab(shared.slab_fd, layout)
-    rings = {
-        worker: RingProducer(slab.ring_words(layout.gateway, worker))
-        for worker in range(layout.workers)
-    }
-    slots = SlotTable(slab, Outbox(slab, rings, shared.bells))
+    slots = SlotTable(slab, open_outbox(slab, shared.bells, layout.gateway))
     live = [
         index for index in range(layout.slots) if unpack(slab.baton[index]).state is SlotState.LIVE
     ]

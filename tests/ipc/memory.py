@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trserve.ipc.doorbell import create_doorbell
 from trserve.ipc.layout import Layout
+from trserve.ipc.links import LinkReceiver, Medium, ShmMedium, open_outbox, receivers
 from trserve.ipc.publish import Outbox
-from trserve.ipc.rings import RingConsumer, RingProducer
 from trserve.ipc.slab import Slab, create_slab_file
 
 
@@ -25,23 +25,13 @@ class Memory:
     def slab(self) -> Slab:
         return Slab(self.fd, self.layout)
 
-    def producers(self, slab: Slab, producer: int) -> dict[int, RingProducer]:
-        return {
-            worker: RingProducer(slab.ring_words(producer, worker))
-            for worker in range(self.layout.workers)
-            if worker != producer
-        }
+    medium: Callable[[Slab], Medium] = ShmMedium
 
-    def consumers(self, slab: Slab, worker: int) -> list[RingConsumer]:
-        return [
-            RingConsumer(slab.ring_words(producer, worker))
-            for producer in range(self.layout.workers + 1)
-            if producer != worker
-        ]
+    def consumers(self, slab: Slab, worker: int) -> list[LinkReceiver]:
+        return receivers(self.medium(slab), self.layout, worker)
 
     def outbox(self, slab: Slab, producer: int) -> Outbox:
-        worker = producer if producer < self.layout.workers else None
-        return Outbox(slab, self.producers(slab, producer), self.bells, worker=worker)
+        return open_outbox(slab, self.bells, producer, self.medium(slab))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from tests.ipc.memory import Memory, memory
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.baton import Baton, Finish, SlotState, unpack
 from trserve.ipc.layout import pages_for
+from trserve.ipc.links import Medium, ShmMedium
 from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import Slab
 from trserve.params import RequestParams, SamplingParams, encode_params
@@ -329,7 +330,13 @@ class World:
 
 @contextmanager
 def world(
-    *, slots: int = 4, row_tokens: int = 64, workers: int = 2, **settings: Any
+    *,
+    slots: int = 4,
+    row_tokens: int = 64,
+    workers: int = 2,
+    medium: Callable[[Slab], Medium] = ShmMedium,
+    **settings: Any,
 ) -> Iterator[World]:
     with memory(slots=slots, row_tokens=row_tokens, workers=workers) as shared:
+        shared.medium = medium
         yield World(shared, **settings)

@@ -11,6 +11,7 @@ import pytest
 from tests.workers.fakes import hash_route, reference, router_class, world
 from tests.workers.running import LONG_S, Running
 from trserve.ipc.doorbell import ring, silence
+from trserve.ipc.links import ShmMedium
 from trserve.ipc.rings import Descriptor, Kind
 from trserve.workers import loop as loop_module
 
@@ -59,7 +60,7 @@ def test_a_full_ring_makes_the_worker_rescan(running: Running) -> None:
     slots = [w.submit([n], limit=10) for n in range(2)]
     for worker in w.workers:
         worker.drain()
-    producer = w.memory.producers(w.slab, w.memory.layout.gateway)[0]
+    producer = ShmMedium(w.slab).sender(w.memory.layout.gateway, 0)
     assert not producer.push([Descriptor(Kind.RUN, 0, 0, 0)] * 17)  # the ring holds 16
     ring(w.memory.bells[0])
     running.start()

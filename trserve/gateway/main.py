@@ -171,18 +171,13 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     from trserve.gateway.health import Health
     from trserve.gateway.service import Service
     from trserve.gateway.slots import SlotTable
-    from trserve.ipc.publish import Outbox
-    from trserve.ipc.rings import RingProducer
+    from trserve.ipc.links import open_outbox
     from trserve.ipc.slab import Slab
     from trserve.plan import ServerPlan
 
     plan = msgspec.convert(say_hello(control), ServerPlan)
     slab = Slab(arguments.slab_fd, plan.layout)
-    rings = {
-        worker: RingProducer(slab.ring_words(plan.layout.gateway, worker))
-        for worker in range(len(plan.models))
-    }
-    slots = SlotTable(slab, Outbox(slab, rings, arguments.bells))
+    slots = SlotTable(slab, open_outbox(slab, arguments.bells, plan.layout.gateway))
     service = Service(plan, slab)
     dispatcher = Dispatcher(slab, slots, arguments.bells[-1], service.states.place)
     health = Health(plan, slab, dispatcher, service.states)

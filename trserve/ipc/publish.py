@@ -12,11 +12,19 @@ the word names it again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from trserve.ipc.doorbell import ring
 from trserve.ipc.fence import store_fence
-from trserve.ipc.rings import Descriptor, RingProducer
+from trserve.ipc.rings import Descriptor
 from trserve.ipc.slab import Slab
+
+
+class LinkSender(Protocol):
+    """The producing end of a link; ``links`` says what is asked of it."""
+
+    def push(self, descriptors: Sequence[Descriptor]) -> bool:
+        """Publish all of ``descriptors``; False if there is no room, and the consumer will know."""
 
 
 class Outbox:
@@ -24,7 +32,7 @@ class Outbox:
 
     Args:
         slab: the shared table.
-        rings: the producing ends, by worker index; never one to this process itself.
+        rings: the producing ends of links, by worker index; never one to this process itself.
         doorbells: the descriptor of every consumer's bell, by index, the gateway's last.
         worker: the index of this worker, whose ``closed`` words are its own; None in the gateway.
     """
@@ -32,7 +40,7 @@ class Outbox:
     def __init__(
         self,
         slab: Slab,
-        rings: Mapping[int, RingProducer],
+        rings: Mapping[int, LinkSender],
         doorbells: Sequence[int],
         worker: int | None = None,
     ) -> None:

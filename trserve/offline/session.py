@@ -20,8 +20,7 @@ from trserve.gateway.generation import Generation
 from trserve.gateway.service import Service
 from trserve.gateway.slots import SlotTable
 from trserve.ipc.control import GATEWAY_IDENTITY, ControlClient, Message
-from trserve.ipc.publish import Outbox
-from trserve.ipc.rings import RingProducer
+from trserve.ipc.links import open_outbox
 from trserve.ipc.slab import Slab
 from trserve.plan import ServerPlan
 from trserve.recording import EndLog
@@ -141,14 +140,9 @@ class Session:
         shared = self._host.shared
         assert shared is not None, "closed before it was started"
         slab = Slab(shared.slab_fd, self._plan.layout)
-        gateway = self._plan.layout.gateway
-        rings = {
-            worker: RingProducer(slab.ring_words(gateway, worker))
-            for worker in range(len(self._plan.models))
-        }
         bells = shared.bells
         self.service = Service(self._plan, slab)
-        slots = SlotTable(slab, Outbox(slab, rings, bells))
+        slots = SlotTable(slab, open_outbox(slab, bells, self._plan.layout.gateway))
         self._dispatcher = Dispatcher(slab, slots, bells[-1], self.service.states.place)
         self._control = ControlClient(self._host.control_endpoint, GATEWAY_IDENTITY)
         self._loop.add_reader(bells[-1], self._dispatcher.on_bell)

@@ -17,7 +17,8 @@ from typing import Final
 
 from trserve.ipc.baton import Finish
 from trserve.ipc.doorbell import silence
-from trserve.ipc.rings import Kind, RingConsumer
+from trserve.ipc.links import LinkReceiver
+from trserve.ipc.rings import Kind
 from trserve.workers.step_cycle import StepCycle
 from trserve.workers.table import RequestTable
 from trserve.workers.tracing import WorkerTrace
@@ -31,7 +32,7 @@ class WorkerLoop:
 
     Args:
         bell: this worker's doorbell.
-        rings: the consuming ends of every ring towards this worker.
+        rings: the consuming ends of every link towards this worker.
         control_fd: edge-triggered descriptor of the control socket.
         on_control: takes in all control messages; returns False to end the loop.
         launcher_fd: pidfd of the launcher; readable once it has ended.
@@ -44,7 +45,7 @@ class WorkerLoop:
         self,
         *,
         bell: int,
-        rings: Sequence[RingConsumer],
+        rings: Sequence[LinkReceiver],
         control_fd: int,
         on_control: Callable[[], bool],
         launcher_fd: int,

@@ -24,8 +24,7 @@ from trserve.ipc.child import (
     say_hello,
 )
 from trserve.ipc.control import ControlClient, worker_identity
-from trserve.ipc.publish import Outbox
-from trserve.ipc.rings import RingConsumer, RingProducer
+from trserve.ipc.links import ShmMedium, open_outbox, receivers
 from trserve.ipc.slab import Slab
 from trserve.ipc.trace import TraceWriter
 from trserve.plan import ServerPlan
@@ -90,14 +89,7 @@ def _create_loop(
 
     index, model = arguments.index, plan.models[arguments.index]
     slab = Slab(arguments.slab_fd, plan.layout)
-    producers = {
-        peer: RingProducer(slab.ring_words(index, peer))
-        for peer in range(len(plan.models))
-        if peer != index
-    }
-    others = (p for p in range(len(plan.models) + 1) if p != index)
-    consumers = [RingConsumer(slab.ring_words(other, index)) for other in others]
-    outbox = Outbox(slab, producers, arguments.bells, worker=index)
+    outbox = open_outbox(slab, arguments.bells, index)
     pool = BlockPool(model.num_blocks, plan.block_size, prefix_caching=plan.prefix_caching)
     table = RequestTable(slab, outbox, pool, index)
     table.trace = WorkerTrace(TraceWriter(slab.trace_words(index)))
@@ -124,7 +116,7 @@ def _create_loop(
     control.send({"type": "ready", "router_parameters": routing.describe()})
     return WorkerLoop(
         bell=arguments.bells[index],
-        rings=consumers,
+        rings=receivers(ShmMedium(slab), plan.layout, index),
         control_fd=control.fd,
         on_control=lambda: _keeps_running(control),
         launcher_fd=arguments.launcher_fd,
