@@ -139,6 +139,10 @@ def test_workers_blocks_and_processes(server):
         assert value(found, "worker_status", model=name, status="lost") == 0
         for state in ("running", "pending"):
             assert value(found, "worker_requests", model=name, state=state) == 0
+        early = [
+            value(found, f"early_prefill_tokens{end}_total", model=name) for end in ("", "_used")
+        ]
+        assert early[0] >= early[1]
         for metric in ("kv_repairs", "worker_restarts"):
             assert (f"trserve_{metric}_total", (("model", name),)) in found
             assert value(found, f"{metric}_total", model=name) == 0

@@ -37,6 +37,8 @@ _WORKER_COUNTERS: Final = {
     "cache_queried_tokens": ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
     "cache_hit_tokens": ("prefix_cache_hits", "Tokens found in the prefix cache."),
     "cache_evictions": ("prefix_cache_evictions", "Blocks that left the prefix cache."),
+    "early_tokens": ("early_prefill_tokens", "Prompt tokens computed before a request came."),
+    "early_tokens_used": ("early_prefill_tokens_used", "Those of requests that came then."),
 }
 """By worker word: the metric's name and help."""
 
