@@ -12,19 +12,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.procfs import command
+from tests.procfs import command, descendants
 from tests.serverproc import Server, wait_until
 
 COMPLETIONS = "/v1/completions"
 LONG_S = 60.0
 
 
-def worker_pid(server: Server, model: int) -> int:
-    """The process that runs a model now."""
+def worker_below(root: int, model: int) -> int:
+    """The process that runs a model now, somewhere below the process ``root``."""
     marks = ("trserve.workers.main", f"--index={model} ")
-    found = [pid for pid in server.children() if all(m in command(pid) + " " for m in marks)]
+    found = [pid for pid in descendants(root) if all(m in command(pid) + " " for m in marks)]
     assert len(found) == 1, f"worker {model} is {len(found)} processes"
     return found[0]
+
+
+def worker_pid(server: Server, model: int) -> int:
+    """The process that runs a model of ``server`` now."""
+    return worker_below(server.pid, model)
 
 
 def kill_workers(server: Server, models: Sequence[int]) -> None:
