@@ -224,8 +224,6 @@ class Worker:
         self.cycle.run(now_ns)
         self.outbox.flush()
         self.cycle.note()
-        if self.table.trace is not None:
-            self.table.trace.write()
         self.check_blocks()
 
     def check_blocks(self) -> None:

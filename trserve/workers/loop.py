@@ -25,6 +25,8 @@ from trserve.workers.tracing import WorkerTrace
 
 log = logging.getLogger(__name__)
 BELT_S: Final = 1.0
+NOTE_AFTER_S: Final = 0.001
+"""A worker that falls idle for less than this says what it did in its next step."""
 
 
 class WorkerLoop:
@@ -66,6 +68,7 @@ class WorkerLoop:
         self._trace = trace
         self._strict = strict
         self._recount_due = False
+        self._sleep_s = BELT_S
         self.belt_finds = 0
         self._poller = select.epoll()
         for fd in (bell, control_fd, launcher_fd):
@@ -84,10 +87,13 @@ class WorkerLoop:
     def turn(self) -> bool:
         """One iteration; False once the loop is to end."""
         busy = bool(self._table.runnable or self._table.ahead)
-        events = self._poller.poll(0 if busy else BELT_S)
+        events = self._poller.poll(0 if busy else self._sleep_s)
         self._recount_due |= busy
         if len(events) == 1 and events[0][0] == self._bell:
             self._take_in(by_belt=False)
+        elif not (events or busy) and self._sleep_s < BELT_S:
+            self._note()
+            return True
         elif (events or not busy) and not self._react({fd for fd, _ in events}, busy=busy):
             return False
         for request in self._table.cancelled() if busy else ():
@@ -95,16 +101,19 @@ class WorkerLoop:
         now, steps = time.monotonic_ns(), bool(self._table.runnable or self._table.ahead)
         self._cycle.run(now)
         self._publish()
-        self._note(now, steps=steps)
+        if steps and self._trace is not None:
+            self._trace.step(self._cycle.rows, now)
+        if (steps or events) and not (self._table.runnable or self._table.ahead):
+            # Whoever was just rung may be waiting for this core.
+            self._sleep_s = NOTE_AFTER_S
+        else:
+            self._note()
         return True
 
-    def _note(self, began_ns: int, *, steps: bool) -> None:
-        """Say what was done; after the publication, when nobody waits for it."""
+    def _note(self) -> None:
+        """Say in the slab what was done; nobody waits for it."""
+        self._sleep_s = BELT_S
         self._cycle.note()
-        if self._trace is not None:
-            if steps:
-                self._trace.step(self._cycle.rows, began_ns)
-            self._trace.write()
 
     def _react(self, ready: set[int], *, busy: bool) -> bool:
         """Look at what woke the worker, or at nothing that did; False once the loop is to end."""

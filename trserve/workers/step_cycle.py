@@ -125,7 +125,9 @@ class StepCycle:
         self._unnoted = True
 
     def note(self) -> None:
-        """Say what there is after a step that changed it; called when nobody waits any more."""
+        """Say what there is after a step that changed it; called when nobody waits for that."""
+        if self._table.trace is not None:
+            self._table.trace.write()
         if self._unnoted:
             self._unnoted = False
             self._load.note()
@@ -192,6 +194,7 @@ class StepCycle:
         self._load.count_step()
         if (trace := self._table.trace) is not None and trace.unresumed:
             trace.resumed((request for request, _ in plan), self._table.runnable)
+        self.note()
         due: list[int] = []
         over: list[int] = []
         prefill: list[bool] = []

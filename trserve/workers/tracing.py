@@ -7,6 +7,7 @@ nobody waits for it any more: a handoff of many requests would else take a tenth
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from time import monotonic_ns
 from typing import Final
 
 from trserve.ipc.baton import Finish
@@ -36,7 +37,7 @@ class WorkerTrace:
 
     def step(self, rows: int, began_ns: int) -> None:
         """A step of ``rows`` rows has just ended."""
-        self._note(_STEP, rows, 0, began_ns)
+        self._remembered.append((_STEP, rows, 0, began_ns, monotonic_ns()))
 
     def arrived(self, request: Request) -> None:
         """The baton of ``request`` has come: from the gateway, or by a handoff."""
