@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.soak import processes
 from tests.blackbox.test_metrics import scrape, value
+from tests.procfs import command
 from tests.serverproc import Response, Server, concurrently, wait_until
 
 COMPLETIONS = "/v1/completions"
@@ -23,7 +23,11 @@ def readyz(server: Server) -> Response:
 
 
 def kill_worker(server: Server, model: int) -> None:
-    os.kill(processes(server.pid)[f"worker {model}"], signal.SIGKILL)
+    """SIGKILL, if it is there; a process that has just begun or ended has no command line yet."""
+    own = {"trserve.workers.main", f"--index={model}"}
+    for pid in server.children():
+        if own <= set(command(pid).split()):
+            os.kill(pid, signal.SIGKILL)
 
 
 def wait_ready(server: Server) -> Any:
@@ -35,7 +39,7 @@ def lose(server: Server, model: int) -> None:
 
     def lost(look: Response) -> bool:
         state = look.json()["models"][model]["status"]
-        if state == "up" and f"worker {model}" in processes(server.pid):
+        if state == "up":
             kill_worker(server, model)
         return state == "lost"
 
