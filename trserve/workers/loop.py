@@ -25,8 +25,9 @@ from trserve.workers.tracing import WorkerTrace
 
 log = logging.getLogger(__name__)
 BELT_S: Final = 1.0
-NOTE_AFTER_S: Final = 0.001
-"""A worker that falls idle for less than this says what it did in its next step."""
+NOTE_AFTER_S: Final = 0.01
+"""A worker that falls idle for less than this says what it did in its next step. Later than the
+kernel's next tick: to set a timer before it takes longer than all that is said."""
 
 
 class WorkerLoop:
