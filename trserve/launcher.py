@@ -304,12 +304,14 @@ class Launcher:
 
     def _on_quit(self) -> None:
         """The program that embeds the server wants no more of it."""
-        if self._state is ServerState.SERVING:
-            self._move(ServerEvent.STOP_ASKED)
-            self._finish_drain()
-        elif self._state is ServerState.STARTING:
+        if self._state is ServerState.STARTING:
             self._move(ServerEvent.STOP_ASKED)
             self._stop_children()
+            return
+        if self._state is ServerState.SERVING:
+            self._move(ServerEvent.STOP_ASKED)
+        if self._state is ServerState.DRAINING:
+            self._finish_drain()
 
     def _finish_drain(self) -> None:
         self._move(ServerEvent.DRAINED)

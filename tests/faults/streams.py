@@ -38,6 +38,26 @@ def kill_workers(server: Server, models: Sequence[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def kill_successors(root: int, model: int, times: int) -> None:
+    """SIGKILL to the worker of ``model``, and to each successor as soon as there is one."""
+    pid = -1
+    for _ in range(times):
+        pid = _successor(root, model, pid)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _successor(root: int, model: int, before: int) -> int:
+    def now() -> int:
+        try:
+            return worker_below(root, model)
+        except AssertionError:
+            return before
+
+    pid = wait_until(now, lambda pid: pid != before, LONG_S)
+    assert pid != before, f"nobody follows worker {model}"
+    return pid
+
+
 def request(number: int, **changes: Any) -> dict[str, Any]:
     """A long request with many handoffs: greedy, or seeded sampling with penalties, in turns."""
     body = {
@@ -114,6 +134,13 @@ class Streams:
         """All have brought something."""
         wait_until(lambda: [bool(h.times) for h in self.heard], all, LONG_S)
 
+    def until_written(self, tokens: int) -> None:
+        """Together they have brought ``tokens`` tokens."""
+        written = wait_until(
+            lambda: sum(len(heard.tokens) for heard in self.heard), lambda n: n >= tokens, LONG_S
+        )
+        assert written >= tokens
+
     def join(self) -> list[Heard]:
         """All are over, one way or the other."""
         deadline = time.monotonic() + LONG_S
@@ -123,13 +150,12 @@ class Streams:
         return self.heard
 
 
-def undisturbed(server: Server, bodies: Sequence[dict[str, Any]]) -> tuple[list[Heard], float]:
-    """What ``bodies`` bring when nobody dies, and how long that takes."""
-    began = time.monotonic()
+def undisturbed(server: Server, bodies: Sequence[dict[str, Any]]) -> list[Heard]:
+    """What ``bodies`` bring when nobody dies."""
     heard = Streams(server, bodies).join()
     for each in heard:
         each.check()
-    return heard, time.monotonic() - began
+    return heard
 
 
 def check_equal(heard: Sequence[Heard], expected: Sequence[Heard]) -> None:

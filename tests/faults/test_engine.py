@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.streams import LONG_S, worker_below
-from tests.serverproc import wait_until
+from tests.faults.streams import LONG_S, kill_successors, worker_below
 from trserve import Engine, EngineError
 from trserve.offline.answers import Part
 
@@ -26,10 +25,8 @@ def engine() -> Any:
         yield running
 
 
-def kill(model: int) -> int:
-    pid = worker_below(os.getpid(), model)
-    os.kill(pid, signal.SIGKILL)
-    return pid
+def kill(model: int) -> None:
+    os.kill(worker_below(os.getpid(), model), signal.SIGKILL)
 
 
 def written(parts: list[Part]) -> list[tuple[list[int], list[int]]]:
@@ -57,24 +54,9 @@ def test_an_engine_whose_worker_keeps_dying_says_so(engine: Engine) -> None:
     began = time.monotonic()
     stream = engine.stream(PROMPTS, **OPTIONS | {"max_tokens": 900})
     next(stream)
-    before = -1
-    for _ in range(3):
-        before = kill_next(before)
+    kill_successors(os.getpid(), 1, times=3)
     with pytest.raises(EngineError, match=r"worker 1 .*SIGKILL"):
         list(stream)
     assert time.monotonic() - began < LONG_S
     with pytest.raises(EngineError):
         engine.generate([5, 6], max_tokens=2)
-
-
-def kill_next(before: int) -> int:
-    """Kill the successor of ``before`` as soon as there is one."""
-
-    def successor() -> int:
-        try:
-            return worker_below(os.getpid(), 1)
-        except AssertionError:
-            return before
-
-    assert wait_until(successor, lambda pid: pid != before, LONG_S) != before
-    return kill(1)

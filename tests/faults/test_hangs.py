@@ -31,7 +31,7 @@ FOUND_S = WATCHDOG_S + 3.0
 def test_a_pause_is_sat_out(model: int) -> None:
     bodies = [request(number) for number in range(STREAMS)]
     with Server(["--device", "cpu"]) as server:
-        expected, _ = undisturbed(server, bodies)
+        expected = undisturbed(server, bodies)
         victim = worker_pid(server, model)
         streams = Streams(server, bodies)
         streams.until_begun()
@@ -48,7 +48,7 @@ def test_a_pause_is_sat_out(model: int) -> None:
 def test_a_hung_worker_is_killed_and_replaced(model: int) -> None:
     bodies = [request(number) for number in range(STREAMS)]
     with Server(["--device", "cpu", "--watchdog-s", f"{WATCHDOG_S}"]) as server:
-        expected, _ = undisturbed(server, bodies)
+        expected = undisturbed(server, bodies)
         victim = worker_pid(server, model)
         with watched(server) as readiness:
             streams = Streams(server, bodies)

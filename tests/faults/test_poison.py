@@ -44,7 +44,7 @@ def restarts(server: Server, expected: int) -> int:
 def test_only_the_poison_ends(token: int) -> None:
     bodies = [body(number) for number in range(STREAMS)]
     with Server(ARGS) as server:
-        expected, _ = undisturbed(server, bodies)
+        expected = undisturbed(server, bodies)
         streams = Streams(server, bodies)
         streams.until_begun()
         assert_ends(server, token)
