@@ -10,7 +10,7 @@ from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import Slab
 from trserve.plan import ServerPlan
 
-_WORDS = tuple(word for word in WORKER_WORDS if word != "status")
+_WORDS = tuple(word for word in WORKER_WORDS if word not in ("status", "heartbeat"))
 
 
 class Health:
