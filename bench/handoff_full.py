@@ -87,6 +87,7 @@ def _create_loop(
     from trserve.workers.blocks import BlockPool
     from trserve.workers.kv_cache import KVCache
     from trserve.workers.loop import WorkerLoop
+    from trserve.workers.memory import pending_with_blocks
     from trserve.workers.routing import Routing
     from trserve.workers.runner import TorchRunner
     from trserve.workers.sampler import Sampler
@@ -131,7 +132,7 @@ def _create_loop(
         stamps.flushing = time.monotonic_ns()
         outbox.flush()
         if not (setting.keeps_kv or index):
-            for request in table.pending_with_blocks():
+            for request in pending_with_blocks(table):
                 table.drop_kv(request)
 
     return WorkerLoop(

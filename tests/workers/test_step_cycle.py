@@ -26,7 +26,7 @@ from tests.workers.fakes import (
 from trserve.ipc.baton import Finish, SlotState
 from trserve.ipc.extras import read_extras
 from trserve.router_lib.base import PeerReq, RequestView, StepResult
-from trserve.workers.step_cycle import FEW_ROWS
+from trserve.workers.rows import FEW_ROWS
 
 PROMPT = [11, 12, 13, 14, 15]
 

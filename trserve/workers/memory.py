@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trserve.workers.request import Request
+from trserve.workers.states import State
 from trserve.workers.table import RequestTable
 
 Plan = list[tuple[Request, int]]
@@ -50,7 +51,7 @@ def _make_room(
     pool, length = table.pool, request.num_computed + tokens
     if pool.extend(request, length):
         return True
-    victims = [*table.pending_with_blocks(), *runnable]
+    victims = [*pending_with_blocks(table), *runnable]
     if pool.missing(request, length) > pool.num_available + pool.gain(victims):
         return False
     for victim in victims:
@@ -58,6 +59,12 @@ def _make_room(
         if pool.extend(request, length):
             break
     return True
+
+
+def pending_with_blocks(table: RequestTable) -> list[Request]:
+    """Those with blocks that are written elsewhere, longest away first."""
+    held = [r for r in table.resident.values() if r.state is State.PENDING and r.num_blocks]
+    return sorted(held, key=lambda request: request.last_store_ns)
 
 
 def _newer(request: Request, table: RequestTable, fitted: Plan) -> Iterator[Request]:

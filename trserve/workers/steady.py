@@ -82,14 +82,14 @@ class SteadyRows:
         # Steps until the first of them is as long as it may get, this one included.
         self._room = min(request.limit - request.length for request in requests)
         self._exceptions = frozenset({NO_TOKEN}).union(*(r.stop_ids for r in requests))
-        table.fill_decodes(requests, inputs)
+        table.rows.fill_decodes(requests, inputs)
         # The row's length, at which its next token comes to be, is that of its KV after the step.
         self._lengths = inputs.kv_len[: len(requests)]
         # What grows, and by how much: the places of the next tokens, and the words to store.
         self._growing = np.zeros((2, max(len(requests), MIN_WIDTH)), np.int64)
         self._growth = np.array([[1], [ONE_TOKEN]]).repeat(self._growing.shape[1], axis=1)
         self._places, self._words = self._growing[:, : len(requests)]
-        self._places[:] = table.places(requests)
+        self._places[:] = table.rows.places(requests)
         self._words[:] = [request.word + ONE_TOKEN for request in requests]
         self._starts = self._block_starts()
         self._turn = 0
@@ -138,8 +138,8 @@ class SteadyRows:
         return self._sampling.at(self._lengths)
 
     def show(self, tokens: NDArray[np.int64]) -> None:
-        """Write ``tokens`` past the committed lengths, as ``RequestTable.show`` does."""
-        self._table.write(self._places, tokens)
+        """Write ``tokens`` past the committed lengths, as ``RowWriter.show`` does."""
+        self._table.rows.write(self._places, tokens)
         if not self.pinned:
             for request in self.requests:
                 request.visible = request.length + 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -35,9 +34,6 @@ from trserve.workers.steady import SteadyRows, is_steady
 from trserve.workers.step import StepInputs
 from trserve.workers.suspects import StepGuard
 from trserve.workers.table import RequestTable
-
-FEW_ROWS: Final = 14
-"""Below this, filling rows one by one is cheaper than a handful of vector operations."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,7 @@ class StepCycle:
 
     def _run_plan(self, plan: Plan) -> None:
         self._guard.enter([request.slot for request, _ in plan])
-        self._fill_inputs(plan)
+        self._table.rows.fill(plan, self._inputs)
         output = self._forward(plan)
         self._load.count_step()
         if (trace := self._table.trace) is not None and trace.unresumed:
@@ -241,26 +237,11 @@ class StepCycle:
         scores.write(output.also, self._runner)
         return output
 
-    def _fill_inputs(self, plan: Plan) -> None:
-        inputs, table = self._inputs, self._table
-        inputs.clear()
-        if len(plan) >= FEW_ROWS and max([tokens for _, tokens in plan]) == 1:
-            table.fill_decodes([request for request, _ in plan], inputs)
-            return
-        rows = self._slab.tokens
-        for request, tokens in plan:
-            start = request.num_computed
-            if tokens == 1:
-                token = int(rows[request.slot, start])
-                inputs.add_decode_row(token, start, request.block_table)
-                continue
-            inputs.add_row(rows[request.slot, start : start + tokens], start, request.block_table)
-
     def _decide(
         self, requests: Sequence[Request], output: ForwardOutput, prefill: list[bool]
     ) -> None:
         sampled = self._sampler.sample(output.logits, self._row_sampling.of(requests))
-        self._table.show(requests, sampled)
+        self._table.rows.show(requests, sampled)
         if self._recorder is not None:
             self._recorder.sampled(requests, output, sampled)
         if self._arrivals.annotated:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trserve.ipc.baton import (
     BANK_SHIFT,
@@ -36,8 +35,8 @@ from trserve.params import decode_params
 from trserve.workers.blocks import BlockPool
 from trserve.workers.deadlines import Deadlines
 from trserve.workers.request import Request
+from trserve.workers.rows import RowWriter
 from trserve.workers.states import Event, State
-from trserve.workers.step import StepInputs
 from trserve.workers.tracing import WorkerTrace
 
 log = logging.getLogger(__name__)
@@ -59,6 +58,7 @@ class RequestTable:
         index: this worker.
 
     Attributes:
+        rows: writes what is not committed yet.
         kv_drops: how often a request lost its KV here.
         kv_repairs: how often blocks did not add up.
         waiting: those of ``runnable`` that have not started, or have lost their KV.
@@ -82,12 +82,11 @@ class RequestTable:
         self._cancel_vector = np.frombuffer(slab.cancel, np.int64)
         self._header = slab.header
         self._epoch = -1
-        self._flat_tokens = slab.tokens.reshape(-1)
-        self._flat_source = slab.source.reshape(-1)
         self._rows = slab.tokens.view()
         self._rows.flags.writeable = False
         self.blocks_per_row = -(-slab.layout.row_tokens // pool.block_size)
         self.block_tables = np.zeros((slab.layout.slots, self.blocks_per_row), dtype=np.int32)
+        self.rows = RowWriter(slab, index, self.block_tables)
         self.pool = pool
         self.kv_drops = 0
         self.kv_repairs = 0
@@ -208,40 +207,13 @@ class RequestTable:
 
     # -- sending out -------------------------------------------------------------------------
 
-    def show(self, requests: Sequence[Request], tokens: NDArray[np.int64]) -> None:
-        """Write ``tokens`` and their source past the committed lengths.
-
-        They lie where only we and routers look, until a baton word covers them.
-        """
-        self.write(self.places(requests), tokens)
-        for request in requests:
-            request.visible = request.length + 1
-
     def commit(self, request: Request) -> None:
-        """Make the token that ``show`` wrote final; the caller publishes it."""
+        """Make the token that ``rows.show`` wrote final; the caller publishes it."""
         request.length += 1
 
     def stay(self, request: Request) -> None:
         """Publish what was committed of a request that goes on here."""
         self._outbox.store_baton(request.slot, request.word)
-
-    def places(self, requests: Sequence[Request]) -> NDArray[np.int64]:
-        """Where :meth:`write` puts the next token of each: the ends of their rows."""
-        row_tokens = self._slab.layout.row_tokens
-        return np.array([request.slot * row_tokens + request.length for request in requests])
-
-    def write(self, places: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Write ``tokens`` and their source at ``places``; :meth:`show` but for the views."""
-        self._flat_tokens[places] = tokens.astype(np.int32)
-        self._flat_source[places] = self._index
-
-    def fill_decodes(self, requests: Sequence[Request], inputs: StepInputs) -> None:
-        """Make ``inputs`` a step in which each of ``requests`` computes one token."""
-        slots = np.array([request.slot for request in requests])
-        positions = np.array([request.num_computed for request in requests])
-        blocks = int(positions.max()) // inputs.block_size + 1
-        tokens = self._flat_tokens[slots * self._slab.layout.row_tokens + positions]
-        inputs.set_decode_rows(tokens, positions, self.block_tables[:, :blocks].take(slots, 0))
 
     def stay_all(self, slots: Sequence[int], words: Sequence[int]) -> None:
         """:meth:`stay` for many requests, whose words are given."""
@@ -370,15 +342,7 @@ class RequestTable:
                 raise
             log.error("KV blocks do not add up (%s): all are free again, KV is recomputed", error)
             self.kv_repairs += 1
-            self._reset_blocks()
-
-    def _reset_blocks(self) -> None:
-        self.version += 1
-        for request in self.resident.values():
-            request.num_blocks = request.num_computed = request.num_cached = 0
-        self.pool.reset()
-
-    def pending_with_blocks(self) -> list[Request]:
-        """Requests that are written elsewhere and hold blocks here, longest away first."""
-        held = [r for r in self.resident.values() if r.state is State.PENDING and r.num_blocks]
-        return sorted(held, key=lambda request: request.last_store_ns)
+            self.version += 1
+            for request in self.resident.values():
+                request.num_blocks = request.num_computed = request.num_cached = 0
+            self.pool.reset()
