@@ -9,8 +9,7 @@ Rows that compute few tokens (decodes, suffixes that came by handoff) are padded
 which the query heads that share a KV head are rows of one matrix product. Long rows (prompt
 chunks) go one by one through the fused kernel, over exactly their own keys.
 
-What a gather costs follows the longest row of its group, never the capacity; rows of very
-different lengths get groups of their own.
+What a gather costs follows the longest row of its group, never the capacity.
 """
 
 from __future__ import annotations
