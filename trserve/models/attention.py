@@ -7,9 +7,8 @@ the layer, views of buffers included, is made once per step (:meth:`PagedAttenti
 layer is six operations where all rows are decodes: store, gather, product, mask, softmax, product.
 Rows that compute few tokens (decodes, suffixes that came by handoff) are padded into batches in
 which the query heads that share a KV head are rows of one matrix product. Long rows (prompt
-chunks) go one by one through the fused kernel, over exactly their own keys.
-
-What a gather costs follows the longest row of its group, never the capacity.
+chunks) go one by one through the fused kernel, over exactly their own keys. What a gather costs
+follows the longest row of its group, never the capacity.
 """
 
 from __future__ import annotations
