@@ -10,15 +10,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from trserve.ipc.baton import Baton, Finish, SlotState, unpack
+import numpy as np
+
+from trserve.ipc.baton import (
+    OWNER_AND_STATE,
+    STATE_MASK,
+    STATE_SHIFT,
+    Baton,
+    Finish,
+    SlotState,
+    live_of,
+    unpack,
+)
 from trserve.ipc.doorbell import ring
 from trserve.ipc.extras import read_extras, write_extras
 from trserve.ipc.fence import load_fence, store_fence
 from trserve.ipc.slab import Slab, WorkerStatus
 from trserve.params import decode_params
 from trserve.restarts import Use
+
+_DONE: Final = int(SlotState.DONE) << STATE_SHIFT
 
 
 class Step(NamedTuple):
@@ -77,13 +90,12 @@ class StandIn:
         return Step(frozenset(found), frozenset(poison))
 
     def _owned(self, worker: int) -> Iterator[tuple[int, Baton]]:
-        """The slots whose baton ``worker`` has."""
-        for slot in range(self._slab.layout.slots):
+        """The slots whose baton ``worker`` has; nobody else may change that."""
+        owners = self._slab.baton_vector & OWNER_AND_STATE
+        for slot in np.flatnonzero(owners == live_of(worker)).tolist():
             word = self._slab.baton[slot]
             load_fence()
-            baton = unpack(word)
-            if baton.state is SlotState.LIVE and baton.owner == worker:
-                yield slot, baton
+            yield slot, unpack(word)
 
     def close_done(self, worker: int) -> None:
         """Close, in the name of ``worker``, what is over: it holds nothing any more.
@@ -91,12 +103,12 @@ class StandIn:
         ``gen`` is read first: a slot is not used anew before we have closed it.
         """
         slab, closed = self._slab, 0
-        for slot in range(slab.layout.slots):
+        for slot in np.flatnonzero(slab.baton_vector & STATE_MASK == _DONE).tolist():
             gen = slab.gen[slot]
             if slab.closed[worker][slot] == gen:
                 continue
             load_fence()
-            done = unpack(slab.baton[slot]).state is SlotState.DONE
+            done = slab.baton[slot] & STATE_MASK == _DONE
             load_fence()
             if done and slab.sent[slot] >> worker & 1:
                 slab.closed[worker][slot] = gen

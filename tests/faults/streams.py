@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from tests.procfs import command, descendants
 from tests.serverproc import Server, wait_until
 
@@ -78,10 +80,11 @@ def request(number: int, **changes: Any) -> dict[str, Any]:
 
 @dataclass
 class Heard:
-    """What one stream brought: its tokens, who wrote each, when its events came, its end."""
+    """What one stream brought: its tokens and what was said of each, its events' times, its end."""
 
     tokens: list[int] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
@@ -94,6 +97,7 @@ class Heard:
         for choice in event.get("choices", ()):
             self.tokens += choice.get("token_ids") or []
             self.sources += (choice.get("trserve") or {}).get("source", [])
+            self.logprobs += (choice.get("logprobs") or {}).get("token_logprobs", [])
 
     def went_on_after(self, moment: float) -> float | None:
         """Seconds from ``moment`` to the end of the longest silence that ended after it.
@@ -108,6 +112,7 @@ class Heard:
         """The stream is whole, and its counts add up."""
         assert self.over and self.error is None, self.error
         assert len(self.tokens) == len(self.sources) == self.usage["completion_tokens"]
+        assert len(self.logprobs) in (0, len(self.tokens))
         by_model = list(self.usage["trserve"]["tokens"].values())
         assert by_model == [self.sources.count(model) for model in range(len(by_model))]
 
@@ -164,6 +169,7 @@ def check_equal(heard: Sequence[Heard], expected: Sequence[Heard]) -> None:
         one.check()
         assert one.tokens == other.tokens, f"stream {number}"
         assert one.sources == other.sources, f"stream {number}"
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3), f"stream {number}"
 
 
 def check_nothing_held(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -51,6 +52,20 @@ def test_whoever_waits_sees_the_model_again(model: int) -> None:
         kill_successors(server.pid, model, times=5)
         check_equal(streams.join(), expected)
         check_nothing_held(server)
+
+
+def test_a_server_that_drains_gets_its_worker_back() -> None:
+    """SIGTERM a moment after the death: open streams still finish."""
+    bodies = [request(number) for number in range(4)]
+    with Server(["--device", "cpu"]) as server:
+        expected = undisturbed(server, bodies)
+        streams = Streams(server, bodies)
+        streams.until_begun()
+        kill_workers(server, [0])
+        server.send_signal(signal.SIGTERM)
+        check_equal(streams.join(), expected)
+        assert server.wait() == 0
+        assert not server.wait_gone()
 
 
 def survive(seed: int, *, streams: int) -> None:
