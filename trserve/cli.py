@@ -16,6 +16,7 @@ import click
 from trserve import __version__
 from trserve.config import GROUPS, config_from_flags, flag_name
 from trserve.errors import StartupError
+from trserve.planning.options import plan_command
 
 
 class _Parsed(click.ParamType[Any]):
@@ -150,3 +151,4 @@ def main() -> None:
 main.add_command(_launch_command("launch"))
 main.add_command(_launch_command("serve", hidden=True))
 main.add_command(_trace_command())
+main.add_command(plan_command())

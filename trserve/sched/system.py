@@ -21,6 +21,7 @@ DEFAULT_DELTA_MS: Final = 0.1
 MAX_QUANTA: Final = 1_000_000
 _ROW_TOLERANCE: Final = 1e-6
 _COARSE_QUANTA: Final = range(8, 17)
+_ROUNDING: Final = 0.005
 
 
 class InvalidSystem(ValueError):
@@ -110,7 +111,7 @@ def interpolate(curve: Latency, width: int) -> float:
 def coarsened(system: System) -> System:
     """The system with a quantum of 1/8 to 1/16 of its shortest step, or itself if it has that.
 
-    Of these quanta, the one that rounds the latencies least.
+    Of these quanta, the largest that rounds no latency by over 0.5 %, else the one closest to that.
     """
     values = [
         ms
@@ -126,7 +127,8 @@ def coarsened(system: System) -> System:
         delta = shortest / parts
         return max(abs(to_quanta(ms, delta) * delta / ms - 1) for ms in values)
 
-    return replace(system, delta_ms=shortest / min(coarser, key=worst_rounding))
+    close = [parts for parts in coarser if worst_rounding(parts) <= _ROUNDING]
+    return replace(system, delta_ms=shortest / min(close[:1] or coarser, key=worst_rounding))
 
 
 def make_system(

@@ -1,0 +1,1 @@
+"""``trserve plan``: what delayed batching would yield, before a server runs."""
