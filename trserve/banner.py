@@ -48,7 +48,8 @@ def _kernels() -> str:
 def _config(plan: ServerPlan) -> str:
     if not plan.router_config:
         return ""
-    return " (" + ", ".join(f"{k}={v:g}" for k, v in plan.router_config.items()) + ")"
+    values = plan.router_config.items()
+    return " (" + ", ".join(f"{k}={v if isinstance(v, str) else f'{v:g}'}" for k, v in values) + ")"
 
 
 def show_progress(title: str, done: int, total: int) -> None:

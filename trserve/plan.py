@@ -26,8 +26,8 @@ from trserve.params import SamplingDefaults
 from trserve.record_format import RecordHeader, new_run, weights_digest
 from trserve.recording import RecordPlan, plan_record
 from trserve.restarts import ON_PEER_LOSS
-from trserve.router_lib.parameters import check_values
-from trserve.router_lib.registry import RouterEntry, describe
+from trserve.router_lib.configuration import Values, read_untyped, read_values
+from trserve.router_lib.registry import MODEL, TOKENIZER, RouterEntry, describe
 
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _BFLOAT16_FROM: Final = 50_000_000
@@ -55,14 +55,15 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher tells every child.
 
-    ``router_config`` holds numbers by name; for a built-in router it is complete with defaults.
+    ``router_config`` holds numbers and texts by name; for a built-in router it is complete with
+    defaults.
     ``record`` is None where nothing is recorded.
     """
 
     models: list[ModelPlan]
     device: str
     router: str
-    router_config: dict[str, float]
+    router_config: Values
     tokenizer_path: str
     own_tokenizer: bool = True
     tokenizer_size: int
@@ -242,18 +243,18 @@ def _shared_threads(models: int) -> tuple[int, ...]:
     return (max(1, len(os.sched_getaffinity(0)) // models),) * models
 
 
-def _router(config: LaunchConfig, models: Sequence[ResolvedModel]) -> tuple[str, dict[str, float]]:
-    name = config.router.router
+def _router(config: LaunchConfig, models: Sequence[ResolvedModel]) -> tuple[str, Values]:
+    name, pairs = config.router.router, config.router.router_config
     if name == "auto":
         name = _DEFAULT_ROUTER if len(models) == 2 else "none"
-    values = _numbers(config.router.router_config)
     entry = describe(name)
     if entry is None:
-        return name, values
+        return name, read_untyped(pairs)
     _check_model_count(name, entry, len(models))
-    if problem := check_values(values, name, entry.parameters):
-        raise ConfigError(f"--router-config: {problem}")
-    return name, {**_defaults(name, entry, models), **values}
+    first = models[0]
+    found = {MODEL: str(first.path), TOKENIZER: str(first.tokenizer_path)}
+    pairs = (*_stored_pairs(name, models), *pairs)  # the last one of a name counts
+    return name, read_values(pairs, name, entry.parameters, found=found, models=len(models))
 
 
 def _check_model_count(name: str, entry: RouterEntry, count: int) -> None:
@@ -265,12 +266,10 @@ def _check_model_count(name: str, entry: RouterEntry, count: int) -> None:
         raise ConfigError(f"--router {name} needs {wanted} models; --models names {count}")
 
 
-def _defaults(name: str, entry: RouterEntry, models: Sequence[ResolvedModel]) -> dict[str, float]:
+def _stored_pairs(name: str, models: Sequence[ResolvedModel]) -> Sequence[tuple[str, str]]:
     stored = [demo.model_path("tiny"), demo.model_path("small")]
     embedded = [model.path for model in models] == stored
-    if name == _DEFAULT_ROUTER and embedded:
-        return {"tau": demo.default_tau()}
-    return {p.name: p.default for p in entry.parameters if p.default is not None}
+    return (("tau", repr(demo.default_tau())),) if name == _DEFAULT_ROUTER and embedded else ()
 
 
 def _record(
@@ -303,13 +302,3 @@ def _record(
         for index, model in enumerate(models)
     ]
     return plan_record(Path(wanted.record).expanduser(), headers)
-
-
-def _numbers(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for key, text in pairs:
-        try:
-            values[key] = float(text)
-        except ValueError:
-            raise ConfigError(f"--router-config {key}={text}: not a number") from None
-    return values

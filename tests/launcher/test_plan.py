@@ -99,7 +99,8 @@ def test_all_models_hold_the_same_tokens_within_the_budget(
 
 
 def test_two_models_are_stitched_and_any_other_number_is_not(pair: tuple[str, str]) -> None:
-    assert (plan(pair).router, plan(pair).router_config) == ("r-stitch", {"tau": 0.03})
+    made = plan(pair)
+    assert (made.router, made.router_config) == ("r-stitch", {"tau": 0.03, "hysteresis": 0.0})
     assert plan(pair[:1]).router == "none"
     assert plan((*pair, pair[0])).router == "none"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,13 +29,16 @@ def context(model: int, models: int = 2, size: int = 8) -> RouterContext:
     return RouterContext(model=model, models=names, tokenizer_size=size, config={"tau": 0.03})
 
 
-def result(logits: torch.Tensor, tau: float | list[float] = 0.03) -> StepResult:
+def result(
+    logits: torch.Tensor, tau: float | list[float] = 0.03, hysteresis: float = 0.0
+) -> StepResult:
     rows = len(logits)
+    taus = [tau] * rows if isinstance(tau, float) else tau
     return StepResult(
         logits=logits,
         hidden=torch.zeros(rows, 1),
         token_ids=torch.zeros(rows, dtype=torch.long),
-        params={"tau": torch.tensor([tau] * rows if isinstance(tau, float) else tau)},
+        params={"tau": torch.tensor(taus), "hysteresis": torch.full((rows,), hysteresis)},
         requests=[None] * rows,  # type: ignore[list-item]
         is_prefill=torch.zeros(rows, dtype=torch.bool),
     )
@@ -65,6 +69,20 @@ def test_every_registered_router_can_be_loaded(name: str) -> None:
     loaded = load_router_class(name)
     assert issubclass(loaded, BaseRouter)
     assert tuple(loaded.parameters) == entry.parameters
+    assert all(parameter.help for parameter in entry.parameters)
+
+
+def test_an_installed_package_can_name_a_router(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "theirs-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    points = "[trserve.routers]\ntheirs = trserve.router_lib.none:NoRouter\n"
+    (installed / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert describe("theirs") is None
+    assert load_router_class("theirs") is NoRouter
 
 
 @pytest.mark.parametrize(
@@ -134,6 +152,15 @@ def test_r_stitch_takes_each_requests_own_tau() -> None:
     taus = [entropy - 0.01, entropy + 0.01, 1.0]
     assert RStitch(context(0)).route(result(logits, taus)).tolist() == [1, 0, 0]
     assert RStitch(context(1)).route(result(logits, taus)).tolist() == [0, 1, 1]
+
+
+def test_r_stitch_with_hysteresis_returns_later_and_leaves_as_before() -> None:
+    logits = torch.tensor([[2.0] + [0.0] * 7])
+    entropy = normalized_entropy(logits, 8).item()
+    for hysteresis, returns in ((0.0, 1), (0.05, 1), (0.15, 0)):
+        asked = result(logits, entropy + 0.1, hysteresis)
+        assert RStitch(context(0)).route(asked).tolist() == [0]
+        assert RStitch(context(1)).route(asked).tolist() == [returns]
 
 
 def test_r_stitch_at_its_threshold_is_confident() -> None:

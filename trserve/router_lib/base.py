@@ -10,15 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trserve.router_lib.parameters import Parameter
+from trserve.router_lib.parameters import Parameter, TextParameter
 
 if TYPE_CHECKING:
     import torch
+
+    from trserve.params import RequestParams
 
     Destinations: TypeAlias = torch.Tensor | NDArray[np.integer] | Sequence[int]
 
@@ -57,6 +59,10 @@ class RequestView(Protocol):
     @property
     def extras(self) -> bytes:
         """The router's own bytes that came with the request (at most 64)."""
+
+    @property
+    def params(self) -> RequestParams:
+        """What the request asks for: ``sampling`` with its seed, ``router`` with its own values."""
 
 
 @dataclass(slots=True)
@@ -124,29 +130,41 @@ class RouterContext:
     """Where a router instance lives.
 
     ``model`` is the index of this worker's model among ``models`` (entry first);
-    ``tokenizer_size`` the number of ids that the tokenizer has; ``config`` the numbers of
-    ``--router-config``, complete with defaults.
+    ``tokenizer_size`` the number of ids that the tokenizer has; ``config`` the values of
+    ``--router-config``, complete with defaults: a float for a ``Parameter``, a str for a
+    ``TextParameter``.
     """
 
     model: int
     models: tuple[str, ...]
     tokenizer_size: int
-    config: Mapping[str, float]
+    config: Mapping[str, Any]
 
 
 class BaseRouter(ABC):
-    """Base of all routers. Subclasses implement ``route``; the rest has sensible defaults."""
+    """Base of all routers. Subclasses implement ``route``; the rest has sensible defaults.
 
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    ``parameters`` is what the class takes. An instance's own are the numbers among them: those
+    that a step has a tensor of (``StepResult.params``) and that a request may set.
+    """
+
+    parameters: tuple[Parameter, ...] = ()
 
     def __init__(self, context: RouterContext) -> None:
         self.context = context
+        self.parameters = tuple(
+            each for each in type(self).parameters if not isinstance(each, TextParameter)
+        )
         self.model = context.model
         self.peers = tuple(m for m in range(len(context.models)) if m != context.model)
 
     def peer(self, model: int) -> int:
         """The k for which ``route`` sends a request to ``model``. ValueError for this worker's."""
         return self.peers.index(model) + 1
+
+    def setting(self, req: RequestView, name: str) -> float:
+        """The parameter ``name`` for ``req``: its own value, or the server's."""
+        return float(req.params.router.get(name, self.context.config[name]))
 
     @abstractmethod
     def route(self, result: StepResult) -> Destinations:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -37,6 +38,52 @@ class Parameter(msgspec.Struct, frozen=True):
         if not self.minimum <= value <= self.maximum:
             return f"{self.name} = {value:g} is outside {self.minimum:g} to {self.maximum:g}"
         return None
+
+
+class TextParameter(Parameter, frozen=True):
+    """A text that a router takes with ``--router-config``, never from a request.
+
+    ``text`` is the default, None means that it must be given. ``choices`` are the texts that may
+    be given, where not any; ``is_path`` says that it names a file or folder that exists.
+    """
+
+    text: str | None = None
+    choices: tuple[str, ...] = ()
+    is_path: bool = False
+    per_request: bool = False
+
+    def problem(self, value: object) -> str | None:
+        """Why ``value`` cannot be taken, or None."""
+        if not isinstance(value, str):
+            return f"{self.name} must be a text, not {value!r}"
+        if self.choices and value not in self.choices:
+            return f"{self.name} = {value} is not one of: {', '.join(self.choices)}"
+        if self.is_path and not Path(value).expanduser().exists():
+            return f"{self.name} = {value}: there is no such file or folder"
+        return None
+
+
+class WeightsParameter(TextParameter, frozen=True):
+    """One weight for each model, in their order, as ``0.5/0.3/0.2``."""
+
+    def problem(self, value: object) -> str | None:
+        """Why ``value`` cannot be taken, or None."""
+        if problem := super().problem(value):
+            return problem
+        try:
+            weights = split_weights(str(value))
+        except ValueError:
+            return f"{self.name} = {value}: not numbers separated by /"
+        if any(not math.isfinite(weight) or weight < 0 for weight in weights):
+            return f"{self.name} = {value}: a weight is finite and not negative"
+        if weights and not sum(weights) > 0:
+            return f"{self.name} = {value}: no weight is above 0"
+        return None
+
+
+def split_weights(text: str) -> tuple[float, ...]:
+    """The numbers of ``0.5/0.3/0.2``, none of an empty text. ValueError where one is no number."""
+    return tuple(float(part) for part in text.split("/")) if text else ()
 
 
 def unknown_parameter(name: str, router: str, known: Sequence[Parameter]) -> str:

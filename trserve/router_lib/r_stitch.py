@@ -19,7 +19,7 @@ from trserve.router_lib.signals import normalized_entropy
 
 
 class RStitch(BaseRouter):
-    """Two models; parameter ``tau``, which a request may set for itself."""
+    """Two models; parameters ``tau`` and ``hysteresis``, which a request may set for itself."""
 
     parameters = R_STITCH_PARAMETERS
 
@@ -32,5 +32,6 @@ class RStitch(BaseRouter):
         entropy = self.score(result)
         tau = result.params["tau"]
         # With two models the other one is always peer 1, so the mask is the destination.
-        leaves = entropy > tau if self.model == 0 else entropy <= tau
-        return leaves.long()
+        if self.model == 0:
+            return (entropy > tau).long()
+        return (entropy <= tau - result.params["hysteresis"]).long()

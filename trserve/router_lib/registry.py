@@ -1,20 +1,29 @@
 """Routers by name: which class, which parameters, how many models. Imports no router, no torch.
 
-A router from outside the package is named ``module:Class``; its parameters are known once a
-worker has imported it.
+A router from outside the package is named ``module:Class``, or by an entry point that its package
+declares; its parameters are known once a worker has imported it.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from trserve.errors import ConfigError
-from trserve.router_lib.parameters import Parameter
+from trserve.router_lib.parameters import Parameter, TextParameter, WeightsParameter
 
 if TYPE_CHECKING:
     from trserve.router_lib.base import BaseRouter
+
+
+MODEL: Final = "model"
+TOKENIZER: Final = "tokenizer"
+"""Parameters that default to where the first model and the tokenizer of the server lie."""
+
+ENTRY_POINTS: Final = "trserve.routers"
+"""The group in which an installed package names its routers."""
 
 
 @dataclass(frozen=True)
@@ -28,39 +37,130 @@ class RouterEntry:
     max_models: int | None = None
 
 
-R_STITCH_PARAMETERS: Final = (
+def _of_two(target: str, help: str, parameters: tuple[Parameter, ...]) -> RouterEntry:
+    return RouterEntry(f"trserve.router_lib.{target}", help, parameters, min_models=2, max_models=2)
+
+
+_HYSTERESIS: Final = "how far back over the threshold a signal must be before {} (0: not at all)"
+
+VISIT_PARAMETERS: Final = (
     Parameter(
-        "tau",
-        "normalised entropy above which the large model writes (0 to 1)",
-        default=0.03,
+        "hysteresis",
+        _HYSTERESIS.format("the first model's token is kept right after the other's"),
+        default=0.0,
         minimum=0.0,
-        maximum=1.0,
+    ),
+    Parameter(
+        "visit_tokens",
+        "tokens that the other model writes before it returns",
+        default=1.0,
+        minimum=1.0,
+    ),
+)
+"""Of every router whose second model returns after a number of tokens."""
+
+
+def _probability(name: str, help: str, default: float) -> Parameter:
+    return Parameter(name, help, default=default, minimum=0.0, maximum=1.0)
+
+
+R_STITCH_PARAMETERS: Final = (
+    _probability("tau", "normalised entropy above which the large model writes (0 to 1)", 0.03),
+    Parameter(
+        "hysteresis",
+        _HYSTERESIS.format("the large model returns"),
+        default=0.0,
+        minimum=0.0,
+    ),
+)
+ENTROPY_PARAMETERS: Final = (
+    _probability("threshold", "normalised entropy above which the second model writes", 0.03),
+    *VISIT_PARAMETERS,
+)
+TOP_PROB_PARAMETERS: Final = (
+    _probability("threshold", "largest probability below which the second model writes", 0.9),
+    *VISIT_PARAMETERS,
+)
+MARGIN_PARAMETERS: Final = (
+    _probability("threshold", "lead in probability below which the second model writes", 0.8),
+    *VISIT_PARAMETERS,
+)
+RANDOM_PARAMETERS: Final = (
+    _probability("p", "probability that the first model hands a token on", 0.1),
+    _probability("q", "probability that the second model returns after a token", 1.0),
+)
+ME_PARAMETERS: Final = (
+    WeightsParameter(
+        "weights", "one weight for each model, as 0.5/0.3/0.2 (default: equal)", text=""
+    ),
+)
+STEP_LEADER_PARAMETERS: Final = (
+    Parameter(
+        "tokens",
+        "how many tokens of each sentence or line the second model writes",
+        default=4.0,
+        minimum=0.0,
+    ),
+    TextParameter(
+        TOKENIZER, "folder or GGUF file of the tokenizer (default: the server's)", is_path=True
     ),
 )
 
 BUILTIN: Final[dict[str, RouterEntry]] = {
     "none": RouterEntry("trserve.router_lib.none:NoRouter", "the entry model writes everything"),
-    "r-stitch": RouterEntry(
-        "trserve.router_lib.r_stitch:RStitch",
+    "r-stitch": _of_two(
+        "r_stitch:RStitch",
         "entropy of the next-token distribution, both ways (arXiv 2507.17307)",
         R_STITCH_PARAMETERS,
+    ),
+    "entropy": _of_two(
+        "uncertainty:Entropy",
+        "tokens of high entropy are the second model's",
+        ENTROPY_PARAMETERS,
+    ),
+    "top-prob": _of_two(
+        "uncertainty:TopProb",
+        "tokens of a distribution without a high peak are the second model's",
+        TOP_PROB_PARAMETERS,
+    ),
+    "margin": _of_two(
+        "uncertainty:Margin",
+        "tokens with a close runner-up are the second model's",
+        MARGIN_PARAMETERS,
+    ),
+    "step-leader": _of_two(
+        "step_leader:StepLeader",
+        "the first tokens of each sentence or line are the second model's",
+        STEP_LEADER_PARAMETERS,
+    ),
+    "me": RouterEntry(
+        "trserve.router_lib.me:MixtureEnsemble",
+        "each token by a model drawn from fixed weights (arXiv 2605.00419)",
+        ME_PARAMETERS,
         min_models=2,
-        max_models=2,
+    ),
+    "random": _of_two(
+        "random_router:RandomRouter",
+        "by chance, with known probabilities",
+        RANDOM_PARAMETERS,
     ),
 }
 
 
 def describe(name: str) -> RouterEntry | None:
-    """The entry of a built-in router; None for a ``module:Class``.
+    """The entry of a built-in router; None for one from outside the package.
 
     Raises ConfigError for a name that is neither.
     """
     if entry := BUILTIN.get(name):
         return entry
-    if ":" in name:
+    if ":" in name or _entry_point(name):
         return None
     known = ", ".join(BUILTIN)
-    raise ConfigError(f"--router {name}: unknown router; known: {known}, or module:Class")
+    raise ConfigError(
+        f"--router {name}: unknown router; known: {known}, module:Class, or the name of an entry "
+        f"point in the group {ENTRY_POINTS}"
+    )
 
 
 def load_router_class(name: str) -> type[BaseRouter]:
@@ -68,7 +168,7 @@ def load_router_class(name: str) -> type[BaseRouter]:
     from trserve.router_lib.base import BaseRouter
 
     entry = describe(name)
-    target = entry.target if entry else name
+    target = entry.target if entry else _entry_point(name) or name
     module_name, _, class_name = target.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
@@ -77,3 +177,9 @@ def load_router_class(name: str) -> type[BaseRouter]:
     if not (isinstance(found, type) and issubclass(found, BaseRouter)):
         raise ConfigError(f"--router {name}: {target} is not a subclass of trserve.BaseRouter")
     return found
+
+
+def _entry_point(name: str) -> str | None:
+    """``module:Class`` of the installed entry point ``name``, if there is one."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)
+    return next((point.value for point in points), None)
