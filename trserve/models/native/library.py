@@ -1,8 +1,9 @@
 """The compiled kernels: which of their variants this processor can run, and how to call them.
 
 Installing trserve compiles ``step.cpp`` once for each instruction set worth having (``setup.py``).
-Where nothing was compiled, for want of a compiler, torch does the work, at about twice the time
-a step (``TRSERVE_CPU_KERNELS=none python -m bench.engine`` beside the same without). Knows the C interface, field for field; nothing of decoders or tensors.
+Where nothing was compiled, for want of a compiler, torch does the work, at about twice the time a
+step: compare ``python -m bench.engine`` under ``TRSERVE_CPU_KERNELS=none``. Knows the C interface,
+field for field; nothing of decoders or tensors.
 """
 
 from __future__ import annotations
