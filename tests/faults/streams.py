@@ -61,7 +61,12 @@ def _successor(root: int, model: int, before: int) -> int:
 
 
 def request(number: int, **changes: Any) -> dict[str, Any]:
-    """A long request with many handoffs: greedy, or seeded sampling with penalties, in turns."""
+    """A long request with many handoffs: greedy, or seeded sampling with penalties, in turns.
+
+    Of few tokens, because each boundary in the cumulative distribution is a chance for the last
+    digit of a sum to matter: over the whole vocabulary one of 20,000 draws fell so close to one
+    that it went either way without anybody being killed.
+    """
     body = {
         "model": "trserve",
         "prompt": [5 + number % 40, 6, 7 + number // 40] * 4,
@@ -72,7 +77,8 @@ def request(number: int, **changes: Any) -> dict[str, Any]:
         "trserve": {"trace": True, "router": {"tau": 0.02}},
     }
     if number % 2:
-        body |= {"temperature": 0.8, "seed": number, "frequency_penalty": 0.1, "logprobs": 2}
+        body |= {"temperature": 0.8, "top_k": 20, "seed": number}
+        body |= {"frequency_penalty": 0.1, "logprobs": 2}
     else:
         body |= {"temperature": 0}
     return body | changes
