@@ -1,0 +1,416 @@
+"""Every interleaving of two processes that pass a request on, with a crash after every prefix.
+
+The product's table, outbox, rings, batons and slots over a simulated memory. What a worker computes
+is a function of the row, so that there is one right row for each request: whatever the schedule,
+what is committed is a prefix of it, nothing is taken back, and when everybody sleeps all requests
+have all of it and are closed. The belt of a sleep is left out: bells alone must suffice.
+
+The mutations at the end are what the rules of the protocol are for; each of them is found.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ipc.interleaving import Explorer, Memory, Process, Program, Violation, Words
+from tests.ipc.memory import memory
+from trserve.gateway import slots as slots_module
+from trserve.gateway.slots import SlotTable
+from trserve.ipc import publish
+from trserve.ipc.baton import WITHOUT_LENGTH, Finish, SlotState, pack, unpack
+from trserve.ipc.extras import Extras, write_extras
+from trserve.ipc.layout import EPOCH_WORD, EXTRAS_BYTES, RING_HEADER_WORDS
+from trserve.ipc.publish import Outbox
+from trserve.ipc.rings import RingConsumer, RingProducer
+from trserve.ipc.slab import Slab
+from trserve.params import RequestParams, SamplingParams, encode_params
+from trserve.workers import table as table_module
+from trserve.workers.blocks import BlockPool
+from trserve.workers.request import Request
+from trserve.workers.table import RequestTable
+
+WORKERS = 2
+GATEWAY = WORKERS
+ROW = 8
+BLOB = encode_params(RequestParams(sampling=SamplingParams()))
+TAIL = 8
+"""Of a ring's words."""
+
+HALF = 16
+"""Of the bytes of extras: the runtime's are stored first, the router's then."""
+
+Decide = Callable[[int, int], bool]
+
+
+def leaves(model: int, length: int) -> bool:
+    """Worker 1 writes one token at a time; worker 0 writes where the length is odd."""
+    return model == 1 or length % 2 == 0
+
+
+def token(model: int, row: Sequence[int]) -> int:
+    return hash((model, *row)) % 97 + 1
+
+
+def right_row(prompt: Sequence[int], limit: int, entry: int) -> list[int]:
+    """What becomes of ``prompt``, by a plain loop."""
+    row, model = list(prompt), entry
+    while len(row) < limit:
+        goes = leaves(model, len(row))
+        if model == 1 or not goes:
+            row.append(token(model, row))
+        model = 1 - model if goes else model
+    return row
+
+
+class Bank:
+    """A bank of extras, stored in two parts."""
+
+    def __init__(self, process: Process, slot: int, bank: int) -> None:
+        self._process = process
+        self._keys = [("extras", slot, bank, part) for part in range(2)]
+
+    def __getitem__(self, at: slice) -> bytes:
+        empty = bytes(HALF), bytes(EXTRAS_BYTES - HALF)
+        parts = [self._process.load(key) for key in self._keys]
+        return b"".join(part or zeros for part, zeros in zip(parts, empty, strict=True))
+
+    def __setitem__(self, at: slice, value: bytes) -> None:
+        for key, part in zip(self._keys, (value[:HALF], value[HALF:]), strict=True):
+            self._process.store(key, part)
+
+
+class Rows:
+    """The slab's ``tokens``, of one slot."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    def reshape(self, _: int) -> Words:
+        return self._words
+
+    def view(self) -> Any:
+        return np.zeros((1, ROW), np.int32)  # for routers, which there are none of
+
+    def __setitem__(self, at: tuple[int, slice], values: Any) -> None:
+        for index, value in zip(range(*at[1].indices(ROW)), values.tolist(), strict=True):
+            self._words[index] = value
+
+
+class Simulated:
+    """The slab of one slot as process ``index`` sees it; see ``Words`` for what is private.
+
+    What no interleaving depends on stays in a real slab: parameters, lengths, cancel words.
+    """
+
+    def __init__(self, real: Slab, process: Process, index: int) -> None:
+        slab = self.slab = copy.copy(real)
+        one = range(1)
+        slab.header = Words(process, "header", EPOCH_WORD + 1)  # type: ignore[assignment]
+        slab.baton = Words(process, "baton", 1)  # type: ignore[assignment]
+        slab.sent = Words(process, "sent", 1)  # type: ignore[assignment]
+        slab.closed = [
+            Words(process, ("closed", w), 1, one if w == index else ())  # type: ignore[misc]
+            for w in range(WORKERS)
+        ]
+        # Only the holder of the baton reads the row, and it alone writes it.
+        self.row = Words(process, "tokens", ROW, range(ROW))
+        slab.tokens = Rows(self.row)  # type: ignore[assignment]
+        slab.source = np.zeros((1, ROW), np.uint8)
+        slab.extras = lambda slot, bank: Bank(process, slot, bank)  # type: ignore[assignment, method-assign, return-value]
+        slab.write_params = lambda slot, blob: None  # type: ignore[method-assign]
+        size = RING_HEADER_WORDS + 2 * real.layout.ring_capacity
+
+        def ring_words(producer: int, consumer: int) -> Any:
+            heads, others = range(8), range(8, RING_HEADER_WORDS)
+            own = others if index == producer else heads
+            return Words(process, ("ring", producer, consumer), size, own)
+
+        slab.ring_words = ring_words  # type: ignore[method-assign]
+        self.bells = [(process, ("bell", each)) for each in range(WORKERS + 1)]
+
+    def outbox(self, index: int) -> Outbox:
+        rings = {w: RingProducer(self.slab.ring_words(index, w)) for w in range(2) if w != index}
+        worker = index if index < WORKERS else None
+        return Outbox(self.slab, rings, self.bells, worker=worker)  # type: ignore[arg-type]
+
+
+class Worker:
+    """One life of worker ``index``; its turns are those of ``workers/loop.py``."""
+
+    def __init__(self, real: Slab, process: Process, index: int, producers: Sequence[int]) -> None:
+        simulated = Simulated(real, process, index)
+        slab = simulated.slab
+        self.index, self.row = index, simulated.row
+        self.outbox = simulated.outbox(index)
+        self.table = RequestTable(slab, self.outbox, BlockPool(4, 4), index)
+        # RequestTable keeps a numpy view of what it is made with.
+        slab.gen = Words(process, "gen", 1)  # type: ignore[assignment]
+        self.rings = [RingConsumer(slab.ring_words(p, index)) for p in producers]
+
+    def take_in(self) -> bool:
+        """Whether there was anything."""
+        found = self.table.outdated
+        if found:
+            self.table.rescan()
+        for ring in self.rings:
+            if ring.overflowed():
+                found = True
+                ring.drain()
+                self.table.rescan()
+            for descriptor in ring.drain():
+                found = True
+                self.table.sync(descriptor.slot, descriptor.gen)
+        return found
+
+    def step(self) -> None:
+        for request in list(self.table.runnable.values()):
+            self._write(request)
+        self.outbox.flush()
+
+    def _write(self, request: Request) -> None:
+        row = [self.row[at] for at in range(request.length)]
+        self.table.rows.show([request], np.array([token(self.index, row)]))
+        goes = leaves(self.index, request.length)
+        keeps = self.index == 1 or not goes
+        if keeps:
+            self.table.commit(request)
+        if request.full:
+            self.table.finish(request, Finish.LENGTH)
+        elif goes:
+            self.table.hand_off(request, 1 - self.index, empty=not keeps)
+        else:
+            self.table.stay(request)
+
+
+def worker(real: Slab, index: int, producers: Sequence[int]) -> Program:
+    def program(process: Process) -> None:
+        life = Worker(real, process, index, producers)
+        life.table.rescan()
+        while True:
+            life.step()
+            asleep, mark = not life.table.runnable, process.mark()
+            if asleep:
+                process.wait(("bell", index))
+            if not life.take_in() and asleep:
+                process.rewind(mark)
+
+    return program
+
+
+def gateway(real: Slab, prompts: Sequence[Sequence[int]], limit: int) -> Program:
+    """Publishes one prompt after the other in the same slot."""
+
+    def program(process: Process) -> None:
+        simulated = Simulated(real, process, GATEWAY)
+        slab = simulated.slab
+        slots = SlotTable(slab, simulated.outbox(GATEWAY))
+        slab.gen = Words(process, "gen", 1, range(1))  # type: ignore[assignment]
+        for number, prompt in enumerate(prompts, 1):
+            slot = slots.publish(prompt, BLOB, limit=limit, entry=0)
+            sleep_until(process, lambda: unpack(slab.baton[0]).state is SlotState.DONE)
+            slots.release(slot)
+            sleep_until(process, slots.collect)
+            process.store("answered", number)
+        sleep_until(process, lambda: False)
+
+    return program
+
+
+def sleep_until(process: Process, good: Callable[[], bool]) -> None:
+    """As a gateway does, which looks whenever its bell has rung."""
+    mark = process.mark()
+    while not good():
+        process.wait(("bell", GATEWAY))
+        process.rewind(mark)
+
+
+def check_rows(rows: dict[int, list[int]]) -> Callable[[Memory], None]:
+    """No token is lost, doubled, taken back or another request's; ``rows`` are right, by gen."""
+
+    def check(memory: Memory) -> None:
+        baton, gen = unpack(memory.get(("baton", 0), 0)), memory.get(("gen", 0), 0)
+        if baton.state not in (SlotState.LIVE, SlotState.DONE):
+            return
+        row = [memory.get(("tokens", at), 0) for at in range(baton.length)]
+        if row != rows[gen][: len(row)]:
+            raise Violation(f"{baton}: {row} is no beginning of {rows[gen]}")
+        if len(row) < memory.get(("seen", gen), 0):
+            raise Violation(f"{baton}: a token was taken back")
+        memory["seen", gen] = len(row)
+
+    return check
+
+
+def reaped(memory: Memory) -> None:
+    """A worker has ended: the launcher bumps the epoch and rings everybody."""
+    epoch = ("header", EPOCH_WORD)
+    memory[epoch] = memory.get(epoch, 0) + 1
+    for index in range(WORKERS + 1):
+        memory["bell", index] = 1
+
+
+@pytest.fixture
+def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slab]:
+    """A slab of one slot with parameters and lengths; clocks that stand, bells in the memory."""
+    for module in (table_module, slots_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: 1))
+    monkeypatch.setattr(publish, "ring", lambda bell: bell[0].store(bell[1], 1))
+    with memory(slots=1, row_tokens=ROW, workers=WORKERS) as shared:
+        slab = shared.slab()
+        slab.write_params(0, BLOB)
+        yield slab
+
+
+def exchange(real: Slab, limit: int, **options: Any) -> Explorer:
+    """Two workers hand one request back and forth, from worker 0 on."""
+    prompt = [7, 8]
+    real.prompt_len[0], real.limit[0] = len(prompt), limit
+    start: Memory = {("tokens", at): value for at, value in enumerate(prompt)}
+    bank = bytearray(EXTRAS_BYTES)
+    write_extras(memoryview(bank), Extras(1, 0, empty=False, length=len(prompt)))
+    start |= {
+        ("gen", 0): 1,
+        ("sent", 0): 1,
+        ("baton", 0): pack(len(prompt), 0, SlotState.LIVE, Finish.NONE, 0, 0),
+        ("extras", 0, 0, 0): bytes(bank[:HALF]),
+        ("extras", 0, 0, 1): bytes(bank[HALF:]),
+    }
+    expected = right_row(prompt, limit, 0)
+
+    def check_end(memory: Memory) -> None:
+        baton = unpack(memory["baton", 0])
+        if (baton.state, baton.length) != (SlotState.DONE, limit):
+            raise Violation(f"everybody sleeps and the request is lost: {baton}")
+        if any(memory.get((("closed", w), 0), 0) != 1 for w in range(WORKERS)):
+            raise Violation("everybody sleeps and somebody holds a request that is over")
+
+    programs = [worker(real, index, [1 - index]) for index in range(WORKERS)]
+    return Explorer(
+        programs, start, check_rows({1: expected}), check_end, on_crash=reaped, **options
+    )
+
+
+def is_about_slots(key: Any) -> bool:
+    """Words that say whose a slot is, and what others are told of it; rows and banks are not."""
+    what, at = key if isinstance(key, tuple) and len(key) == 2 else (key, 0)
+    if isinstance(what, tuple):
+        return what[0] == "closed" or at == TAIL
+    return what in ("baton", "gen", "sent", "bell")
+
+
+def reuse(real: Slab, limit: int, **options: Any) -> Explorer:
+    """The gateway puts two requests into the only slot, one after the other."""
+    prompts = [[7, 8], [9, 10]]
+    real.prompt_len[0], real.limit[0] = 2, limit
+    rows = {gen: right_row(prompt, limit, 0) for gen, prompt in enumerate(prompts, 1)}
+
+    def check_end(memory: Memory) -> None:
+        if memory.get("answered", 0) != len(prompts):
+            raise Violation("everybody sleeps and a request is lost")
+
+    programs = [worker(real, index, [1 - index, GATEWAY]) for index in range(WORKERS)]
+    programs.append(gateway(real, prompts, limit))
+    return Explorer(
+        programs,
+        {},
+        check_rows(rows),
+        check_end,
+        on_crash=reaped,
+        visible=is_about_slots,
+        **options,
+    )
+
+
+def test_an_exchange_in_every_order(real: Slab, full: bool) -> None:
+    explorer = exchange(real, limit=6 if full else 5)
+    explorer.run()
+    assert explorer.states > 2_000 and explorer.ends > 0
+
+
+@pytest.mark.parametrize("victim", range(WORKERS))
+def test_a_crash_after_every_prefix(real: Slab, victim: int) -> None:
+    """One of two workers is interrupted anywhere, the other one where it sleeps."""
+    others = frozenset({1 - victim})
+    explorer = exchange(real, limit=6, whole_turns=others, victims=[victim], crashes=1)
+    explorer.run()
+    assert explorer.states > 1_000 and explorer.ends > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", range(WORKERS))
+def test_a_crash_after_every_prefix_of_every_order(real: Slab, victim: int) -> None:
+    explorer = exchange(real, limit=4, victims=[victim], crashes=1)
+    explorer.run()
+    assert explorer.states > 50_000
+
+
+@pytest.mark.parametrize("other", range(WORKERS))
+def test_a_slot_is_used_again_in_every_order(real: Slab, other: int) -> None:
+    """The gateway and one worker in every order, with turns of the other one in between."""
+    explorer = reuse(real, limit=3, whole_turns=frozenset({other}))
+    explorer.run()
+    assert explorer.ends > 1
+
+
+@pytest.mark.slow
+def test_a_slot_is_used_again_after_a_crash(real: Slab) -> None:
+    explorer = reuse(real, limit=3, whole_turns=frozenset({0}), victims=[1], crashes=1)
+    explorer.run()
+    assert explorer.ends > 1
+
+
+def split(length_first: bool) -> type[Words]:
+    """Words whose stores of a baton are two: the length, and all else."""
+
+    class Split(Words):
+        def __setitem__(self, at: Any, value: Any) -> None:
+            if self.name == "baton":
+                before = self.process.load((self.name, at), private=True)
+                first, then = (value, before) if length_first else (before, value)
+                between = first & ~WITHOUT_LENGTH | then & WITHOUT_LENGTH
+                self.process.store((self.name, at), between)
+            super().__setitem__(at, value)
+
+    return Split
+
+
+@pytest.mark.parametrize("length_first", [True, False])
+def test_a_baton_in_two_words_is_found(
+    real: Slab, monkeypatch: pytest.MonkeyPatch, length_first: bool
+) -> None:
+    monkeypatch.setattr(f"{__name__}.Words", split(length_first))
+    with pytest.raises(Violation):
+        exchange(real, limit=5, whole_turns=frozenset({0}), victims=[1], crashes=1).run()
+
+
+def rescan_by_presence(table: RequestTable) -> None:
+    """Looks at no slot whose request is in the table already."""
+    slab = table._slab
+    table._epoch = slab.header[EPOCH_WORD]
+    if 0 not in table.resident:
+        table.sync(0, slab.gen[0])
+
+
+def test_a_rescan_by_presence_is_found(real: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestTable, "rescan", rescan_by_presence)
+    turns = frozenset({1})
+    exchange(real, limit=5, whole_turns=turns).run()  # without a crash, rings bring everything
+    with pytest.raises(Violation, match="lost"):
+        exchange(real, limit=5, whole_turns=turns, victims=[0], crashes=1).run()
+
+
+def test_a_slot_that_is_used_again_too_early_is_found(
+    real: Slab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_done(table: SlotTable, index: int, gen: int) -> bool:
+        return unpack(table._slab.baton[index]).state is SlotState.DONE
+
+    monkeypatch.setattr(SlotTable, "_is_closed", is_done)
+    with pytest.raises(Violation):
+        reuse(real, limit=3, whole_turns=frozenset({1})).run()
