@@ -21,7 +21,7 @@ DEFAULT_DELTA_MS: Final = 0.1
 MAX_QUANTA: Final = 1_000_000
 _ROW_TOLERANCE: Final = 1e-6
 _COARSE_QUANTA: Final = range(8, 17)
-_ROUNDING: Final = 0.005
+_ROUNDING: Final = 0.01
 
 
 class InvalidSystem(ValueError):
@@ -111,7 +111,7 @@ def interpolate(curve: Latency, width: int) -> float:
 def coarsened(system: System) -> System:
     """The system with a quantum of 1/8 to 1/16 of its shortest step, or itself if it has that.
 
-    Of these quanta, the largest that rounds no latency by over 0.5 %, else the one closest to that.
+    Of these quanta, the largest that rounds no latency by over 1 %, else the one closest to that.
     """
     values = [
         ms

@@ -1,0 +1,208 @@
+"""From estimates to a table B*(N), with the caution that keeps it from doing harm.
+
+Thresholds start at 1 and move only for a gain that the estimates are certain enough of; a wrong B
+can cost a quarter of the throughput, a missing one rarely more than a tenth. Three guards:
+
+- a row changes only for a predicted gain of MARGIN over the row in force;
+- a row other than eager must beat it also when every routing probability is off by two standard
+  errors, either way;
+- if what is measured under thresholds stays below what eager execution would have yielded, the
+  table goes back to eager for a while, longer each time.
+
+Solving takes long compared with a step, so this belongs into a process of low priority. Knows
+nothing of clocks, workers or how a table is sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from trserve.sched.estimator import Estimate
+from trserve.sched.markov import Vector, is_feasible
+from trserve.sched.search import Solution, search
+from trserve.sched.system import System, coarsened
+from trserve.sched.table import ThresholdTable
+
+MARGIN: Final = 0.01
+"""Of the throughput: a predicted gain below it is not worth a change."""
+
+_CERTAINTY: Final = 2.0
+"""Standard errors."""
+
+_FULL_SEARCH: Final = 8
+"""N up to which every feasible vector is a candidate; above, those near the last row, scaled."""
+
+_SMALL_COUNTS: Final = (1, 2, 3, 4, 6, 8)
+"""N that are solved every time, being cheap; larger ones are when the present N is near."""
+
+_BELOW_EAGER: Final = 3
+"""Measurements in a row that send the table back to eager."""
+
+_STEP: Final = 4 / 3
+
+_FIRST_PAUSE: Final = 10
+"""Updates for which it then stays there; doubles every time."""
+
+_TRUST_GAINED: Final = 0.2
+"""Weight of a new measurement in the efficiency of eager execution."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One solved row: thresholds and what the model promises for them and for eager."""
+
+    vector: Vector
+    tokens_per_s: float
+    eager_tokens_per_s: float
+
+
+class ThresholdPolicy:
+    """The table in force, and the model's promises for it.
+
+    Args:
+        models: M.
+        max_concurrency: the largest N that can be live.
+        budget_s: for each solved row; see ``search``.
+    """
+
+    def __init__(self, models: int, max_concurrency: int, *, budget_s: float = 0.5) -> None:
+        self._eager = (1,) * models
+        self._most = max_concurrency
+        self._budget_s = budget_s
+        self._predictions: dict[int, Prediction] = {}
+        self._efficiency = 1.0
+        self._below = 0
+        self._pause, self._paused = _FIRST_PAUSE, 0
+        self.table = ThresholdTable.eager(models)
+
+    def update(self, estimate: Estimate) -> bool:
+        """Solve again with what is known now; whether ``table`` changed."""
+        self._paused = max(0, self._paused - 1)
+        system = coarsened(estimate.system)
+        leans = list(_perturbed(system, estimate))
+        rows: dict[int, Prediction] = {}
+        for count in self._grid(estimate.live):
+            rows[count] = self._row(system, leans, count, rows)
+        self._predictions = rows
+        before = self.table
+        self.table = ThresholdTable(
+            len(self._eager), {count: row.vector for count, row in rows.items()}
+        )
+        return self.table != before
+
+    def _grid(self, live: float) -> list[int]:
+        """The N to solve: small ones, and from there to beyond the present N in steps of a third.
+
+        Above the last of them its row holds too, until N comes near.
+        """
+        grid = {*_SMALL_COUNTS, round(live)}
+        count = _SMALL_COUNTS[-1]
+        while count < live:
+            count = round(count * _STEP)
+            grid.add(count)
+        return sorted(count for count in grid if 1 <= count <= self._most)
+
+    def _row(
+        self, system: System, leans: list[System], count: int, below: dict[int, Prediction]
+    ) -> Prediction:
+        in_force = self.table.row(count)
+        solution = self._solve(system, count, in_force, below)
+        vector = self._chosen(solution, in_force)
+        is_new = vector not in (self._eager, in_force)
+        if self._paused or (is_new and not self._is_safe(vector, leans, count)):
+            vector = self._eager
+        return Prediction(vector, solution.values[vector], solution.eager_tokens_per_s)
+
+    def _solve(
+        self, system: System, count: int, in_force: Vector, below: dict[int, Prediction]
+    ) -> Solution:
+        candidates = None
+        if count > _FULL_SEARCH and below:
+            last = max(below)
+            candidates = [in_force, *_scaled(below[last].vector, count / last, count)]
+        solution = search(system, count, budget_s=self._budget_s, candidates=candidates)
+        if in_force in solution.values:
+            return solution
+        # A simulated search drops what is clearly worse; then so is the row in force.
+        return replace(solution, values={**solution.values, in_force: 0.0})
+
+    def _chosen(self, solution: Solution, in_force: Vector) -> Vector:
+        """The row in force, unless the best one is better by more than the margin.
+
+        Eager is the row of choice when thresholds gain next to nothing.
+        """
+        best = solution.vector if solution.gain > MARGIN else self._eager
+        worth = solution.values[in_force] * (1 + MARGIN)
+        if solution.values[best] > worth:
+            return best
+        # What is no better than eager is not worth its waiting.
+        return in_force if solution.values[in_force] > solution.eager_tokens_per_s else self._eager
+
+    def _is_safe(self, vector: Vector, leans: list[System], count: int) -> bool:
+        """Whether ``vector`` is no worse than eager wherever the truth may lie."""
+        for system in leans:
+            found = search(system, count, budget_s=self._budget_s, candidates=[vector])
+            if found.values.get(vector, 0.0) < found.eager_tokens_per_s:
+                return False
+        return True
+
+    def measured(self, live: float, tokens_per_s: float, standard_error: float) -> bool:
+        """Hold a measurement at N = ``live`` against the model; whether ``table`` changed.
+
+        What the model leaves out costs eager execution too, so its promise is scaled by how well
+        it was met while eager was in force.
+        """
+        predicted = self.predicted(live)
+        if predicted is None or tokens_per_s <= 0:
+            return False
+        if self.table.row(round(live)) == self._eager:
+            share = tokens_per_s / predicted.eager_tokens_per_s
+            self._efficiency += (share - self._efficiency) * _TRUST_GAINED
+            self._below = 0
+            return False
+        least = predicted.eager_tokens_per_s * self._efficiency * (1 - MARGIN)
+        self._below = self._below + 1 if tokens_per_s + _CERTAINTY * standard_error < least else 0
+        if self._below < _BELOW_EAGER:
+            return False
+        self._below = 0
+        self._paused, self._pause = self._pause, 2 * self._pause
+        self.table = ThresholdTable.eager(len(self._eager))
+        return True
+
+    def predicted(self, live: float) -> Prediction | None:
+        """What the last solution promises at N = ``live``, interpolated; None before the first."""
+        if not self._predictions:
+            return None
+        counts = sorted(self._predictions)
+        rows = [self._predictions[count] for count in counts]
+        return Prediction(
+            self.table.row(round(live)),
+            float(np.interp(live, counts, [row.tokens_per_s for row in rows])),
+            float(np.interp(live, counts, [row.eager_tokens_per_s for row in rows])),
+        )
+
+
+def _perturbed(system: System, estimate: Estimate) -> Iterator[System]:
+    """The system with every probability of leaving a model too high, and too low."""
+    for sign in (1, -1):
+        routing = system.routing.copy()
+        for model, row in enumerate(routing):
+            leaves = 1 - row[model]
+            shifted = leaves + sign * _CERTAINTY * estimate.leave_error(model)
+            if 0 < leaves < 1:
+                shifted = min(max(shifted, leaves / 2), (1 + leaves) / 2)
+                row *= shifted / leaves
+                row[model] = 1 - shifted
+        yield replace(system, routing=routing)
+
+
+def _scaled(vector: Vector, factor: float, concurrency: int) -> list[Vector]:
+    """Feasible vectors around ``vector`` times ``factor``."""
+    steps = (0.7, 0.85, 1.0, 1.15, 1.3)
+    choices = [sorted({max(1, round(b * factor * step)) for step in steps}) for b in vector]
+    return [v for v in itertools.product(*choices) if is_feasible(v, concurrency)]
