@@ -7,6 +7,7 @@ import sys
 
 from trserve.models.native.library import load_library
 from trserve.plan import ServerPlan
+from trserve.router_lib.registry import FROM_CHECKPOINT
 
 
 def _say(text: str) -> None:
@@ -46,9 +47,11 @@ def _kernels() -> str:
 
 
 def _config(plan: ServerPlan) -> str:
-    if not plan.router_config:
+    # What a checkpoint decides, or nobody set, says nothing here.
+    left_out = (("threshold", FROM_CHECKPOINT), ("weights", ""))
+    values = [each for each in plan.router_config.items() if each not in left_out]
+    if not values:
         return ""
-    values = plan.router_config.items()
     return " (" + ", ".join(f"{k}={v if isinstance(v, str) else f'{v:g}'}" for k, v in values) + ")"
 
 

@@ -106,12 +106,72 @@ STEP_LEADER_PARAMETERS: Final = (
     ),
 )
 
+FROM_CHECKPOINT: Final = -1.0
+"""The default of a threshold that a checkpoint states; nobody can give it, it is out of range."""
+
+_LEARNED: Final = (
+    *VISIT_PARAMETERS,
+    TextParameter("checkpoint", "the file or folder of the trained router", is_path=True),
+    TextParameter(
+        MODEL,
+        "folder of the model it was trained for (default: the first of --models)",
+        is_path=True,
+    ),
+)
+R2R_PARAMETERS: Final = (
+    _probability(
+        "threshold",
+        "probability of divergence from which on the second model writes (default: the "
+        "checkpoint's)",
+        FROM_CHECKPOINT,
+    ),
+    *_LEARNED,
+)
+CITER_PARAMETERS: Final = (
+    _probability("tau", "confidence below which the second model writes", 0.95),
+    *_LEARNED,
+)
+CO_LLM_PARAMETERS: Final = (
+    _probability("eta", "probability of deferring above which the second model writes", 0.15),
+    *_LEARNED,
+)
+CONFIDENCE_PARAMETERS: Final = (
+    _probability("threshold", "confidence below which the second model writes", 0.7),
+    *_LEARNED,
+    TextParameter(
+        "tap",
+        "hidden state that the network reads; final: after the final norm",
+        text="final",
+        choices=("final",),
+    ),
+)
+
 BUILTIN: Final[dict[str, RouterEntry]] = {
     "none": RouterEntry("trserve.router_lib.none:NoRouter", "the entry model writes everything"),
     "r-stitch": _of_two(
         "r_stitch:RStitch",
         "entropy of the next-token distribution, both ways (arXiv 2507.17307)",
         R_STITCH_PARAMETERS,
+    ),
+    "r2r": _of_two(
+        "r2r:R2R",
+        "a network finds tokens that lead elsewhere (arXiv 2505.21600)",
+        R2R_PARAMETERS,
+    ),
+    "citer": _of_two(
+        "confidence:Citer",
+        "a network's confidence in the first model (arXiv 2502.01976)",
+        CITER_PARAMETERS,
+    ),
+    "co-llm": _of_two(
+        "co_llm:CoLLM",
+        "a row beside the vocabulary defers (arXiv 2403.03870)",
+        CO_LLM_PARAMETERS,
+    ),
+    "confidence": _of_two(
+        "confidence:Confidence",
+        "a network's confidence, as in the edge system (arXiv 2504.07878)",
+        CONFIDENCE_PARAMETERS,
     ),
     "entropy": _of_two(
         "uncertainty:Entropy",

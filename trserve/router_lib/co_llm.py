@@ -1,0 +1,120 @@
+"""Co-LLM (arXiv 2403.03870): a row of the head beside the vocabulary says when to defer.
+
+P = sigmoid(h . w) with h the last hidden state after the final norm; the other model writes the
+token where P > eta. The vector w is the row of ``<|defer|>`` in the head of a fine-tuned model, or
+stands alone in a file, for a base model that was left as it was. It has no part in sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trserve.errors import ConfigError
+from trserve.router_lib.base import StepResult
+from trserve.router_lib.checkpoints import (
+    Checkpoint,
+    read_checkpoint,
+    read_json_object,
+    read_pickle,
+)
+from trserve.router_lib.learned import LearnedRouter, Network
+from trserve.router_lib.registry import CO_LLM_PARAMETERS
+
+DEFER = "<|defer|>"
+_HEADS = ("lm_head.weight", "model.embed_tokens.weight")
+"""Where a head may be; with tied embeddings there is but the second."""
+
+
+class CoLLM(LearnedRouter):
+    """To the other model where the probability of deferring is above ``eta``."""
+
+    parameters = CO_LLM_PARAMETERS
+    above = True
+
+    def load(self) -> Network:
+        """The deferral vector of the named file or folder."""
+        vector = read_vector(self.checkpoint, self.context.tokenizer_size)
+        self.check_hidden_size(len(vector))
+        return lambda result: defer_probability(result, vector)
+
+
+def defer_probability(result: StepResult, vector: torch.Tensor) -> torch.Tensor:
+    """float32 [B]: sigmoid(h . w)."""
+    return (result.hidden.float() @ vector).sigmoid_()
+
+
+def read_vector(path: Path, tokenizer_size: int) -> torch.Tensor:
+    """The deferral vector [H] in the file or the model's folder ``path``.
+
+    Raises:
+        ConfigError: there is none, or the served tokenizer knows ``<|defer|>`` as a token, which
+            would then be sampled.
+    """
+    if path.is_dir():
+        return _row_of_head(path, tokenizer_size)
+    if path.suffix == ".safetensors":
+        checkpoint = read_checkpoint(path)
+        if len(checkpoint.names) != 1:
+            raise checkpoint.error(f"expected one tensor, found {len(checkpoint.names)}")
+        (name,) = checkpoint.names
+        return _flat(checkpoint, name)
+    content = read_pickle(path)
+    if not isinstance(content, torch.Tensor):
+        raise ConfigError(
+            f"checkpoint {path}: expected one tensor [1, hidden size] or [hidden size]"
+        )
+    return _flat(Checkpoint(path, {"vector": content}, {}), "vector")
+
+
+def _flat(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """A tensor [H] or [1, H] as [H]."""
+    try:
+        (size,) = checkpoint.shape(name, 1)
+        return checkpoint.take(name, size)
+    except ConfigError:
+        _, size = checkpoint.shape(name, 2)
+        return checkpoint.take(name, 1, size)[0]
+
+
+def _row_of_head(folder: Path, tokenizer_size: int) -> torch.Tensor:
+    row = _defer_id(folder)
+    if row < tokenizer_size:
+        raise ConfigError(
+            f"checkpoint {folder}: {DEFER} is id {row} of the {tokenizer_size} ids of the served "
+            "tokenizer, so it could be sampled; serve the base model with the other model's "
+            "tokenizer, which does not have it"
+        )
+    for wanted in _HEADS:
+        for checkpoint in _files(folder):
+            if wanted in checkpoint:
+                return checkpoint.row(wanted, row)
+    raise ConfigError(f"checkpoint {folder}: no file there holds {' or '.join(_HEADS)}")
+
+
+def _files(folder: Path) -> Iterator[Checkpoint]:
+    safe = sorted(folder.glob("*.safetensors"))
+    return (read_checkpoint(file) for file in safe or sorted(folder.glob("pytorch_model*.bin")))
+
+
+def _defer_id(folder: Path) -> int:
+    """The id of the token for deferring, as the folder's tokenizer states it."""
+    for name in ("tokenizer.json", "added_tokens.json"):
+        if (folder / name).is_file():
+            found = _token_id(read_json_object(folder / name))
+            if found is not None:
+                return found
+    raise ConfigError(
+        f"checkpoint {folder}: neither tokenizer.json nor added_tokens.json there has the token "
+        f"{DEFER}; name the folder of a Co-LLM model, or a file with the vector alone"
+    )
+
+
+def _token_id(stated: Mapping[str, Any]) -> int | None:
+    added = stated.get("added_tokens")
+    if added is None:
+        return stated.get(DEFER)
+    return next((int(token["id"]) for token in added if token["content"] == DEFER), None)

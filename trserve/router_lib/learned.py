@@ -1,0 +1,96 @@
+"""What the learned routers share: a network in the first model's worker, and what it is made for.
+
+Their signal is one probability per row. Knows no architecture.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from trserve.errors import ConfigError, ModelUnavailableError
+from trserve.models.aliases import weight_files
+from trserve.models.spec import read_spec
+from trserve.router_lib.base import RouterContext, StepResult
+from trserve.router_lib.registry import MODEL
+from trserve.router_lib.threshold import ThresholdRouter
+
+_EMBEDDING = "model.embed_tokens.weight"
+
+Network = Callable[[StepResult], torch.Tensor]
+"""From a step's result to float32 [B] in 0 to 1."""
+
+
+class LearnedRouter(ThresholdRouter):
+    """Subclasses define ``load``; parameters include ``checkpoint`` and ``model``."""
+
+    def __init__(self, context: RouterContext) -> None:
+        super().__init__(context)
+        # The other models only return what they are given.
+        self._network = self.load() if self.model == 0 else None
+
+    @abstractmethod
+    def load(self) -> Network:
+        """The network of the checkpoint. Raises ConfigError if it does not fit."""
+
+    def signal(self, result: StepResult) -> torch.Tensor:
+        """What the network says."""
+        assert self._network is not None
+        return self._network(result)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file or folder that was named."""
+        return Path(self.context.config["checkpoint"]).expanduser()
+
+    @property
+    def model_path(self) -> Path:
+        """Where the first model lies."""
+        return Path(self.context.config[MODEL]).expanduser()
+
+    def check_hidden_size(self, size: int) -> None:
+        """ConfigError unless the first model's hidden states have ``size`` numbers."""
+        own = read_spec(self.model_path).hidden_size
+        if size != own:
+            raise ConfigError(
+                f"checkpoint {self.checkpoint}: made for hidden states of size {size}, but "
+                f"{self.context.models[0]} ({self.model_path}) has {own}; it belongs to another "
+                "model"
+            )
+
+
+def read_token_embedding(path: Path, size: int, hidden: int) -> torch.Tensor:
+    """The input embedding [V, hidden] of the model in the folder ``path``, V at least ``size``.
+
+    The file is mapped, and shares its memory with whoever else has it mapped.
+
+    Raises:
+        ConfigError: there is none, or it has another shape.
+    """
+    try:
+        for file in weight_files(path) if path.is_dir() else ():
+            with safe_open(file, framework="pt", device="cpu") as opened:
+                if _EMBEDDING in opened.keys():  # noqa: SIM118 (not a mapping)
+                    found: torch.Tensor = opened.get_tensor(_EMBEDDING)
+                    return check_embedding(found, size, hidden, str(file))
+    except ModelUnavailableError as error:
+        raise ConfigError(f"router-config {MODEL}={path}: {error}") from None
+    raise ConfigError(
+        f"--router-config {MODEL}={path}: no safetensors file there holds {_EMBEDDING}, which this "
+        "router needs; name a folder that has it, or a checkpoint with token_embeddings.weight"
+    )
+
+
+def check_embedding(found: torch.Tensor, size: int, hidden: int, source: str) -> torch.Tensor:
+    """``found`` itself. ConfigError unless it is [V, hidden] with V at least ``size``."""
+    shape = list(found.shape)
+    if len(shape) != 2 or shape[1] != hidden or shape[0] < size:
+        raise ConfigError(
+            f"{source}: the token embedding has the shape {shape}, expected [at least {size}, "
+            f"{hidden}]"
+        )
+    return found

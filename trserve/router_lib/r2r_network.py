@@ -1,0 +1,172 @@
+"""The networks of R2R (arXiv 2505.21600): from hidden state, token and logits to one logit.
+
+Four of the official classes, by the tensors that their files hold; sizes are read off the tensors,
+never off the arguments that stand beside them. ``x = P [h ; e(y) ; L z]``, a linear layer, blocks
+``x + W2 gelu(W1 norm(x))``, ``w . norm(x) + b``. h is the hidden state after the final norm, e(y)
+the input embedding of the sampled token, z the largest raw logits in falling order. Knows no
+files, no thresholds and no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch.nn.functional import gelu, layer_norm, linear
+
+from trserve.router_lib.base import StepResult
+from trserve.router_lib.checkpoints import Checkpoint
+
+EMBEDDING: Final = "token_embeddings.weight"
+_BLOCKS: Final = "backbone.blocks"
+_EPS: Final = 1e-5
+"""LayerNorm's, which the files do not state."""
+
+Layer = tuple[torch.Tensor, torch.Tensor]
+Embedding = Callable[[int], torch.Tensor]
+"""From a hidden size to the token embedding [V, hidden size]."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a class reads, and the name of the projection that all of it goes through."""
+
+    hidden: bool
+    token: bool
+    logits: bool
+    projection: str
+    norm: str = "layer_norm_hidden_states"
+
+
+CLASSES: Final = {
+    "HiddenStatesTokenLMHeadLogitsClassifier": Inputs(True, True, True, "combined_projection"),
+    "HiddenStatesLogitsClassifier": Inputs(True, False, True, "combined_projection"),
+    "HiddenStatesClassifier": Inputs(
+        True, False, False, "hidden_states_projection", norm="layer_norm"
+    ),
+    "LogitsClassifier": Inputs(False, False, True, "logits_projection"),
+}
+
+
+class R2RNetwork:
+    """A network of ``checkpoint``, whose class is ``name``.
+
+    Attributes:
+        hidden_size: of the states that it reads; None where it reads none.
+        num_logits: how many of the largest logits it reads; 0 for none.
+
+    Raises:
+        ConfigError: a tensor is missing, too many, or of another shape.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, name: str, *, normalize: bool, embedding: Embedding
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._used: list[str] = [EMBEDDING]
+        self._inputs = inputs = CLASSES[name]
+        self._normalize = normalize
+        self.hidden_size = self._hidden_size()
+        hidden = self.hidden_size or 0
+        self.num_logits = 0
+        if inputs.logits:
+            _, self.num_logits = checkpoint.shape("logits_projection.weight", 2)
+        self._norm = self._norm_of(inputs.norm, hidden) if normalize and inputs.hidden else None
+        self._token_norm: Layer | None = None
+        self._embedding: torch.Tensor | None = None
+        if inputs.token:
+            self._token_norm = self._norm_of("layer_norm_token", hidden) if normalize else None
+            self._embedding = embedding(hidden)
+        width, _ = checkpoint.shape(f"{inputs.projection}.weight", 2)
+        self._logits = None
+        if inputs.logits and inputs.hidden:
+            self._logits = self._linear("logits_projection", hidden, self.num_logits)
+        sizes = [hidden] * (inputs.hidden + inputs.token + (self._logits is not None))
+        self._projection = self._linear(inputs.projection, width, sum(sizes) or self.num_logits)
+        self._backbone(width)
+        checkpoint.refuse_others(self._used, name)
+
+    def __call__(self, result: StepResult, tokenizer_size: int) -> torch.Tensor:
+        """float32 [B]: the probability that the token diverges from the large model's."""
+        x = linear(self._features(result, tokenizer_size), *self._projection)
+        x = linear(x, *self._input)
+        for block in self._blocks:
+            x = block(x)
+        return linear(_normed(x, self._output_norm), *self._output).squeeze(-1).sigmoid_()
+
+    def _features(self, result: StepResult, tokenizer_size: int) -> torch.Tensor:
+        parts = []
+        if self._inputs.hidden:
+            parts.append(_normed(result.hidden.float(), self._norm))
+        if self._embedding is not None:
+            # A row whose logits were not finite has no token; what it gets is not looked at.
+            embedded = self._embedding[result.token_ids.clamp(min=0)].float()
+            parts.append(_normed(embedded, self._token_norm))
+        if self.num_logits:
+            largest = result.logits[:, :tokenizer_size].topk(self.num_logits, dim=-1).values
+            values = largest.softmax(dim=-1) if self._normalize else largest
+            parts.append(values if self._logits is None else linear(values, *self._logits))
+        return torch.cat(parts, dim=-1)
+
+    def _hidden_size(self) -> int | None:
+        if not self._inputs.hidden:
+            return None
+        if self._inputs.logits:
+            return self._checkpoint.shape("logits_projection.weight", 2)[0]
+        return self._checkpoint.shape(f"{self._inputs.projection}.weight", 2)[1]
+
+    def _backbone(self, inputs: int) -> None:
+        width, _ = self._checkpoint.shape("backbone.input_projection.weight", 2)
+        self._input = self._linear("backbone.input_projection", width, inputs)
+        self._blocks: list[_Block] = []
+        while f"{_BLOCKS}.{len(self._blocks)}.mlp.0.weight" in self._checkpoint:
+            block = self._block(f"{_BLOCKS}.{len(self._blocks)}", width)
+            self._blocks.append(block)
+            width = block.width
+        self._output_norm = self._norm_of("backbone.output_layer.0", width)
+        self._output = self._linear("backbone.output_layer.1", 1, width)
+
+    def _block(self, prefix: str, width: int) -> _Block:
+        expanded, _ = self._checkpoint.shape(f"{prefix}.mlp.0.weight", 2)
+        outputs, _ = self._checkpoint.shape(f"{prefix}.mlp.3.weight", 2)
+        change = self._linear(f"{prefix}.dim_change", outputs, width) if outputs != width else None
+        return _Block(
+            norm=self._norm_of(f"{prefix}.layer_norm", width),
+            first=self._linear(f"{prefix}.mlp.0", expanded, width),
+            second=self._linear(f"{prefix}.mlp.3", outputs, expanded),
+            change=change,
+        )
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> Layer:
+        self._used += [f"{name}.weight", f"{name}.bias"]
+        return self._checkpoint.linear(name, outputs, inputs)
+
+    def _norm_of(self, name: str, size: int) -> Layer:
+        self._used += [f"{name}.weight", f"{name}.bias"]
+        weight = self._checkpoint.take(f"{name}.weight", size)
+        return weight, self._checkpoint.take(f"{name}.bias", size)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """``x + W2 gelu(W1 norm(x))``, with x projected where the widths differ."""
+
+    norm: Layer
+    first: Layer
+    second: Layer
+    change: Layer | None
+
+    @property
+    def width(self) -> int:
+        """Of its output."""
+        return len(self.second[1])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        inner = linear(gelu(linear(_normed(x, self.norm), *self.first)), *self.second)
+        return inner + (x if self.change is None else linear(x, *self.change))
+
+
+def _normed(x: torch.Tensor, norm: Layer | None) -> torch.Tensor:
+    return x if norm is None else layer_norm(x, (x.shape[-1],), *norm, eps=_EPS)
