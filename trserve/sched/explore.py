@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import comb
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,10 @@ from trserve.sched.chain import Chain, Floats, Ints, Outcomes, Rows, outcomes
 
 MAX_TRANSITIONS: Final = 8_000_000
 """About half a gigabyte of arrays; what needs more is not solved exactly."""
+
+
+MAX_OUTCOMES: Final = 200_000
+"""Ways in which the requests of steps of one model can spread, all batch widths together."""
 
 
 class BudgetExceeded(Exception):
@@ -118,6 +123,9 @@ def explore(chain: Chain, *, deadline: float | None = None) -> Graph:
     ``deadline`` is a ``time.monotonic`` time. Raises BudgetExceeded past it, or past
     MAX_TRANSITIONS.
     """
+    for row in chain.system.routing:
+        if comb(chain.concurrency + np.count_nonzero(row), chain.concurrency) > MAX_OUTCOMES:
+            raise BudgetExceeded("one step has too many outcomes")
     table = [outcomes(chain.system, model, chain.concurrency) for model in range(chain.models)]
     keys = _Keys(chain)
     vector = np.arange(len(chain.vectors))

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from trserve.sched.chain import Chain, Ints
 from trserve.sched.explore import BudgetExceeded, Graph, explore
-from trserve.sched.stationary import long_run_weights
+from trserve.sched.stationary import long_run_distribution
 from trserve.sched.system import System
 
 Vector = tuple[int, ...]
@@ -86,8 +86,9 @@ def _solve(chain: Chain, graph: Graph, deadline: float | None) -> list[float]:
             ),
             shape=(len(mine), len(mine)),
         )
-        weights = long_run_weights(matrix, graph.elapsed[mine].astype(np.float64), phase[mine])
-        found.append(float(weights @ reward[mine]) * per_second)
+        shares = long_run_distribution(matrix, phase[mine])
+        rate = (shares @ reward[mine]) / (shares @ graph.elapsed[mine])
+        found.append(float(rate) * per_second)
     return found
 
 

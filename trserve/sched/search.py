@@ -8,8 +8,8 @@ The result says which method it comes from:
   with the quantum that was asked for, best first, while time was left. The values are exact, the
   search is not exhaustive.
 - ``simulation``: that would have taken too long too, or too much memory. The chain was simulated,
-  see ``halving``. Systems with more than MAX_CANDIDATES vectors are thinned first to thresholds on
-  a roughly geometric grid.
+  see ``halving``. Where there are more vectors than can be simulated in the time, thresholds on
+  a roughly geometric grid stand for all.
 
 Knows nothing of estimates, hysteresis or workers.
 """
@@ -37,6 +37,10 @@ SIMULATION: Final = "simulation"
 
 TIE: Final = 1e-9
 MAX_CANDIDATES: Final = 4096
+_FEWEST: Final = 48
+_VECTORS_PER_S: Final = 250
+"""First runs of that many took about half a second on one core."""
+
 _SHARE: Final = 0.6
 """Of the time that is left; what one method does not use is left to the next."""
 
@@ -104,24 +108,35 @@ def search(
     """
     deadline = math.inf if budget_s is None else time.monotonic() + budget_s
     eager = (1,) * system.models
-    if candidates is None:
-        chosen = _candidates(system.models, concurrency)
-    else:
+    chosen: list[Vector] | None = None
+    if candidates is not None:
         check(system, concurrency, candidates)
         chosen = list(dict.fromkeys((eager, *candidates)))
-    if len(chosen) <= MAX_CANDIDATES:
-        for method, attempt in ((EXACT, _exact), (COARSE, _coarse)):
-            try:
-                values = attempt(system, concurrency, chosen, deadline)
-            except BudgetExceeded:
-                continue
-            best = best_of(values)
-            return Solution(concurrency, best, values[best], values[eager], method, 0.0, values)
+    elif feasible_count(system.models, concurrency) <= MAX_CANDIDATES:
+        chosen = list(feasible_vectors(system.models, concurrency))
+    for method, attempt in ((EXACT, _exact), (COARSE, _coarse)):
+        if chosen is None:
+            break
+        try:
+            values = attempt(system, concurrency, chosen, deadline)
+        except BudgetExceeded:
+            continue
+        best = best_of(values)
+        return Solution(concurrency, best, values[best], values[eager], method, 0.0, values)
+    most = _affordable(deadline)
+    if chosen is None or (candidates is None and len(chosen) > most):
+        chosen = _thinned(system.models, concurrency, most)
     rng = np.random.default_rng(seed)
     best, estimates = halve(system, concurrency, chosen, deadline, rng)
     values = {vector: estimate.tokens_per_s for vector, estimate in estimates.items()}
     error = estimates[best].standard_error
     return Solution(concurrency, best, values[best], values[eager], SIMULATION, error, values)
+
+
+def _affordable(deadline: float) -> int:
+    """How many vectors can have their first runs in about half of the time that is left."""
+    left = deadline - time.monotonic()
+    return round(min(MAX_CANDIDATES, max(_FEWEST, left * _VECTORS_PER_S)))
 
 
 def _exact(
@@ -175,18 +190,26 @@ def evaluate(
     )
 
 
-def _candidates(models: int, concurrency: int) -> list[Vector]:
-    if feasible_count(models, concurrency) <= MAX_CANDIDATES:
-        return list(feasible_vectors(models, concurrency))
+def _thinned(models: int, concurrency: int, most: int) -> list[Vector]:
+    """At most ``most`` feasible vectors on the finest grid that has so few, eager first."""
     grid = [1]
     while grid[-1] < concurrency:
         grid.append(max(grid[-1] + 1, round(grid[-1] * 1.5)))
     while True:
-        made = [
-            vector
-            for vector in itertools.product(grid, repeat=models)
-            if sum(vector) - models <= concurrency - 1
-        ]
-        if len(made) <= MAX_CANDIDATES or len(grid) <= 2:
-            return made[:MAX_CANDIDATES]
+        # One more than fits tells a grid that is too fine from one that is not.
+        made = list(itertools.islice(_on_grid(grid, models, concurrency - 1), most + 1))
+        if len(made) <= most or len(grid) <= 2:
+            return made[:most]
         grid = [1, *grid[2::2]]
+
+
+def _on_grid(grid: list[int], models: int, room: int) -> Iterator[Vector]:
+    """Vectors of grid values whose sum of B - 1 is at most ``room``."""
+    if models == 0:
+        yield ()
+        return
+    for threshold in grid:
+        if threshold - 1 > room:
+            return
+        for rest in _on_grid(grid, models - 1, room - threshold + 1):
+            yield (threshold, *rest)

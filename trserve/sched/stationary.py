@@ -31,18 +31,17 @@ _RESIDUAL: Final = 1e-11
 """The iterative solution is taken when |pi P - pi|_1 is below it, else the direct one is."""
 
 
-def long_run_weights(matrix: Sparse, time: Floats, phase: Ints) -> Floats:
-    """[S]: how often the chain that starts in state 0 is in each state, per unit of time.
+def long_run_distribution(matrix: Sparse, phase: Ints) -> Floats:
+    """[S]: the share of steps that the chain which starts in state 0 spends in each state.
 
-    ``matrix`` [S, S]: transition probabilities. ``time`` [S]: how long a visit lasts. ``phase``
-    [S]: an order in which most transitions go up (only the speed depends on it).
-    Several recurrent classes are weighted by the probability of ending in each.
+    ``matrix`` [S, S]: transition probabilities. ``phase`` [S]: an order in which most transitions
+    go up (only the speed depends on it). Several recurrent classes are weighted by the probability
+    of ending in each.
     """
-    weights = np.zeros(matrix.shape[0])
+    shares = np.zeros(matrix.shape[0])
     for states, chance in recurrent_classes(matrix):
-        distribution = stationary(matrix[states][:, states], phase[states])
-        weights[states] = chance * distribution / (distribution @ time[states])
-    return weights
+        shares[states] = chance * stationary(matrix[states][:, states], phase[states])
+    return shares
 
 
 def recurrent_classes(matrix: Sparse) -> list[tuple[Ints, float]]:
