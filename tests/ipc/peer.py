@@ -25,6 +25,8 @@ from trserve.ipc.trace import EventKind, TraceWriter
 
 GIVE_UP_S = 60.0
 BELT_S = 1.0
+SLOWEST = 20_000.0
+"""Descriptors a second that the slowest machine sends and reads."""
 
 
 def descriptor(number: int) -> Descriptor:
@@ -46,7 +48,7 @@ def _consume(fd: str, layout: str, count: str) -> dict[str, int]:
     """Takes descriptors from the gateway's ring, in order, until ``count`` have come."""
     slab = _slab(fd, layout)
     consumer = RingConsumer(slab.ring_words(slab.layout.gateway, 0))
-    expected, wrong, deadline = 0, 0, time.monotonic() + GIVE_UP_S
+    expected, wrong, deadline = 0, 0, time.monotonic() + GIVE_UP_S + int(count) / SLOWEST
     while expected < int(count) and time.monotonic() < deadline:
         for found in consumer.drain():
             wrong += found != descriptor(expected)

@@ -33,7 +33,7 @@ def report(peer: subprocess.Popen[str]) -> Any:
 
 
 def test_descriptors_arrive_in_order_and_whole(full: bool) -> None:
-    count = 1_000_000 if full else 200_000
+    count = 10_000_000 if full else 200_000
     with memory(slots=100, workers=1) as shared:
         peer = start(shared, "consume", count)
         slab = shared.slab()
