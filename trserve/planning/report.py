@@ -114,28 +114,30 @@ def _json_arrivals(arrivals: Arrivals | None) -> dict[str, Any] | None:
 
 def print_table(plan: Plan) -> None:
     """Tables and sentences on standard output."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE)
-    for name in _headings(plan):
-        table.add_column(name, justify="right")
-    for row in plan.rows:
-        table.add_row(*_cells(row))
-    console.print(table)
+    names = ["N", "B", "tokens/s", "eager", "gain", "method"]
+    if plan.rows[0].point is not None:
+        names += ["router at", "quality"]
+    console.print(_table(names, [_cells(row) for row in plan.rows]))
+    if any(row.replays for row in plan.rows):
+        names = ["N", "B", "", "model", "replayed", "model off by"]
+        console.print(_table(names, [cells for row in plan.rows for cells in _replayed(row)]))
     for line in _notes(plan):
         console.print(line, soft_wrap=True)
 
 
-def _headings(plan: Plan) -> list[str]:
-    names = ["N", "B", "tokens/s", "eager", "gain", "method"]
-    if plan.rows[0].point is not None:
-        names += ["router threshold", "quality"]
-    if plan.rows[0].replays is not None:
-        names += ["replayed", "model off by", "eager off by", "best replayed B"]
-    return names
+def _table(names: list[str], rows: list[list[str]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for name in names:
+        table.add_column(name, justify="right")
+    for cells in rows:
+        table.add_row(*cells)
+    return table
 
 
 def _vector(vector: tuple[int, ...]) -> str:
@@ -154,17 +156,29 @@ def _cells(row: Row) -> list[str]:
     ]
     if row.point is not None:
         cells += [f"{row.point.threshold:g}", f"{row.point.quality:.3f}"]
-    if row.replays is not None:
-        played = row.replays.by_vector
-        mine, best = played[solution.vector], played[row.replays.best]
-        eager = (1,) * len(solution.vector)
-        cells += [
-            f"{mine.tokens_per_s:.2f} ± {mine.half_width:.2f}",
-            _percent(_error(solution, solution.vector, mine)),
-            _percent(_error(solution, eager, played[eager])),
-            f"{_vector(row.replays.best)} ({best.tokens_per_s:.2f})",
-        ]
     return cells
+
+
+def _replayed(row: Row) -> list[list[str]]:
+    """The planned vector, eager execution, and whatever did best in the replay."""
+    if row.replays is None:
+        return []
+    solution, played = row.solution, row.replays.by_vector
+    eager = (1,) * len(solution.vector)
+    roles = {solution.vector: ["planned"]}
+    roles.setdefault(eager, []).append("eager")
+    roles.setdefault(row.replays.best, []).append("best replayed")
+    return [
+        [
+            str(solution.concurrency),
+            _vector(vector),
+            ", ".join(names),
+            f"{solution.values[vector]:.2f}" if vector in solution.values else "-",
+            f"{played[vector].tokens_per_s:.2f} ± {played[vector].half_width:.2f}",
+            _percent(_error(solution, vector, played[vector])),
+        ]
+        for vector, names in roles.items()
+    ]
 
 
 def _percent(share: float | None) -> str:

@@ -73,10 +73,10 @@ class Fit:
 
 
 def _spread_noise(fit: Fit) -> float:
-    """Four standard errors of the difference of two quarters' rates."""
-    p = 1 / fit.mean_steps
+    """Four standard errors of the difference of two quarters' rates, for visits so uneven."""
+    rate = 1 / fit.mean_steps
     steps = max(1.0, fit.visits * fit.mean_steps / QUARTERS)
-    return 4 * math.sqrt(2 * p * (1 - p) / steps)
+    return 4 * math.sqrt(2 * rate * max(fit.cv2, fit.geometric_cv2) / steps)
 
 
 def fitted(requests: Requests, models: int) -> tuple[Matrix, Matrix]:
@@ -147,18 +147,19 @@ def _leaving(requests: Requests, model: int) -> tuple[float | None, ...]:
     steps, left = np.zeros(QUARTERS), np.zeros(QUARTERS)
     for request in requests:
         total = sum(visit.steps for visit in request)
+        # The first step of each quarter, and the end.
+        edges = np.array([-(-quarter * total // QUARTERS) for quarter in range(QUARTERS + 1)])
         done = 0
         for number, visit in enumerate(request):
+            last = done + visit.steps - 1
             if visit.model == model:
-                edges = np.arange(QUARTERS + 1) * total / QUARTERS
-                inside = np.clip(np.minimum(edges[1:], done + visit.steps), done, None)
-                steps += np.clip(inside - np.maximum(edges[:-1], done), 0, None)
+                inside = np.clip(edges, done, last + 1)
+                steps += np.diff(inside)
                 if number < len(request) - 1:
-                    left[min(QUARTERS - 1, (done + visit.steps - 1) * QUARTERS // total)] += 1
-            done += visit.steps
+                    left[last * QUARTERS // total] += 1
+            done = last + 1
     return tuple(
-        float(min(1.0, gone / there)) if there > 0 else None
-        for gone, there in zip(left, steps, strict=True)
+        float(gone / there) if there > 0 else None for gone, there in zip(left, steps, strict=True)
     )
 
 

@@ -2,8 +2,8 @@
 
 One estimator holds the whole system; it is fed one event a step. Two windows of the same counts
 run side by side: a long one, whose values are given out, and a short one that only watches. When
-they differ by more than chance allows, the long one restarts from the short one, so that a change
-is followed within a few hundred decisions and a steady state is still averaged over thousands.
+they differ by more than chance allows, the long one starts afresh, so that a change is followed
+within a few hundred decisions and a steady state is still averaged over a thousand and more.
 Knows nothing of clocks, thresholds or solvers.
 """
 
@@ -28,6 +28,7 @@ STEP_HALF_LIFE: Final = 64
 LIVE_HALF_LIFE_MS: Final = 1000.0
 MIN_DECISIONS: Final = 50
 MIN_STEPS: Final = 20
+_FORGOTTEN: Final = 4 * SHORT_HALF_LIFE
 _SURPRISE: Final = 5.0
 """Standard errors between the windows that are taken for a change."""
 
@@ -79,29 +80,35 @@ class _Window:
         self.committed = self.committed * keep + committed
         self._squares = self._squares * keep * keep + count
 
-    def become(self, other: _Window) -> None:
-        self.moved, self.committed = other.moved.copy(), other.committed.copy()
-        self._squares = other._squares
-
 
 class _Row:
     """Where one model's requests go."""
 
     def __init__(self, models: int) -> None:
-        self.long = _Window(models, LONG_HALF_LIFE)
-        self.short = _Window(models, SHORT_HALF_LIFE)
+        self._models = models
+        self._long = _Window(models, LONG_HALF_LIFE)
+        self._short = _Window(models, SHORT_HALF_LIFE)
+        self._since_change = 0
         self.changes = 0
 
     def add(self, moved: Sequence[int], committed: Sequence[float]) -> None:
-        self.long.add(moved, committed)
-        self.short.add(moved, committed)
-        if self.short.decisions >= SHORT_HALF_LIFE and self._has_changed():
-            self.long.become(self.short)
+        self._long.add(moved, committed)
+        self._short.add(moved, committed)
+        self._since_change += sum(moved)
+        # Before that the short window still holds what was before the last change.
+        if self._since_change >= _FORGOTTEN and self._has_changed():
+            self._long = _Window(self._models, LONG_HALF_LIFE)
+            self._since_change = 0
             self.changes += 1
 
+    @property
+    def best(self) -> _Window:
+        """The long window, but for the first decisions after a change."""
+        return self._long if self._long.decisions >= MIN_DECISIONS else self._short
+
     def _has_changed(self) -> bool:
-        short, long = self.short, self.long
-        for now, before in zip(short.moved, long.moved, strict=True):
+        short, long = self._short, self._long
+        for now, before in zip(short.moved.tolist(), long.moved.tolist(), strict=True):
             p, q = now / short.total, before / long.total
             # Of the pooled rate, and never 0: one rare event in the short window is no surprise.
             rate = max((now + before) / (short.total + long.total), 1 / short.decisions)
@@ -198,11 +205,11 @@ class Estimator:
     def _cold(self) -> list[int]:
         reached = {self._entry}
         for row in self._rows:
-            reached |= set(np.flatnonzero(row.long.moved).tolist())
+            reached |= set(np.flatnonzero(row.best.moved).tolist())
         return [
             model
             for model in sorted(reached)
-            if self._rows[model].long.decisions < MIN_DECISIONS
+            if self._rows[model].best.decisions < MIN_DECISIONS
             or self._curves[model].steps < MIN_STEPS
         ]
 
@@ -219,16 +226,16 @@ class Estimator:
         )
         return Estimate(
             system,
-            tuple(row.long.decisions for row in self._rows),
+            tuple(row.best.decisions for row in self._rows),
             self._live,
             sum(row.changes for row in self._rows),
         )
 
     def _matrix(self, what: str) -> Matrix:
-        """P (``moved``) or C (``committed``) from the long windows."""
+        """P (``moved``) or C (``committed``)."""
         made = np.zeros((self._models, self._models))
         for model, row in enumerate(self._rows):
-            window = row.long
+            window = row.best
             if what == "committed":
                 # Where nobody went, what was committed does not matter.
                 made[model] = window.committed / np.maximum(window.moved, 1e-12)
