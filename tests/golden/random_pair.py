@@ -56,9 +56,7 @@ def build_random_pair(folder: Path, family: str = "qwen3", seed: int = 0) -> Ran
     paths = (folder / "slm", folder / "llm")
     samples = random_prompts(16, Random(f"calibrate {seed}"))
     for index, path in enumerate(paths):
-        model = _model(family, index, seed)
-        _scale_head(model, samples)
-        write_checkpoint(model, path, [TOKENIZER_SIZE - 1])
+        write_random_model(path, index, samples, family, seed)
     reference = Reference(*paths)
     taus = _thresholds(reference, samples)
     traces = [reference.run(prompt, _setting(taus[1])) for prompt in samples]
@@ -66,6 +64,19 @@ def build_random_pair(folder: Path, family: str = "qwen3", seed: int = 0) -> Ran
         own = _end_token(traces, index)
         _write_json(path / "generation_config.json", {"eos_token_id": [TOKENIZER_SIZE - 1, own]})
     return RandomPair(*paths, taus)
+
+
+def write_random_model(
+    path: Path,
+    index: int,
+    samples: Sequence[Sequence[int]],
+    family: str = "qwen3",
+    seed: int = 0,
+) -> None:
+    """Writes the SLM (``index`` 0) or the LLM (1) of a pair; ``samples`` set its mean entropy."""
+    model = _model(family, index, seed)
+    _scale_head(model, samples)
+    write_checkpoint(model, path, [TOKENIZER_SIZE - 1])
 
 
 def random_prompts(count: int, rng: Random) -> list[list[int]]:

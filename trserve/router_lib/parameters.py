@@ -17,7 +17,8 @@ class Parameter(msgspec.Struct, frozen=True):
     """One number that a router takes.
 
     ``default`` None means that it must be given; ``per_request`` that a request may override it.
-    Bounds are inclusive. A router's *first* parameter is the one that ``NAME:threshold=0.3`` sets.
+    Bounds are inclusive; a default outside of them stands for what only the router knows. A
+    router's *first* parameter is the one that ``NAME:threshold=0.3`` sets.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Parameter(msgspec.Struct, frozen=True):
             or not math.isfinite(value)
         ):
             return f"{self.name} must be a finite number, not {value!r}"
-        if not self.minimum <= value <= self.maximum:
+        if value != self.default and not self.minimum <= value <= self.maximum:
             return f"{self.name} = {value:g} is outside {self.minimum:g} to {self.maximum:g}"
         return None
 

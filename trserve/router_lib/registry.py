@@ -107,7 +107,7 @@ STEP_LEADER_PARAMETERS: Final = (
 )
 
 FROM_CHECKPOINT: Final = -1.0
-"""The default of a threshold that a checkpoint states; nobody can give it, it is out of range."""
+"""The default of a threshold that a checkpoint states; out of its range, so no value of its own."""
 
 _LEARNED: Final = (
     *VISIT_PARAMETERS,
