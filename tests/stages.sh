@@ -35,5 +35,6 @@ suite "golden reference and engine" tests/golden tests/engine \
   --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py \
   --ignore tests/golden/test_seeds.py
 suite "black box" tests/blackbox
-suite "faults" tests/faults
+suite "killed workers" tests/faults/test_worker_kills.py
+suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py
 echo "== all: $((SECONDS - total)) s"

@@ -71,7 +71,7 @@ def request(number: int, **changes: Any) -> dict[str, Any]:
     body = {
         "model": "trserve",
         "prompt": [5 + number % 40, 6, 7 + number // 40] * 4,
-        "max_tokens": 600,
+        "max_tokens": 400,
         "ignore_eos": True,
         "return_token_ids": True,
         "stream_options": {"include_usage": True},

@@ -27,7 +27,7 @@ FOUND_S = WATCHDOG_S + 3.0
 """A look a second, of which the first only begins to count, and the kill."""
 
 
-@pytest.mark.parametrize("model", [0, 1], ids=["slm", "llm"])
+@pytest.mark.parametrize("model", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_pause_is_sat_out(model: int) -> None:
     bodies = [request(number) for number in range(STREAMS)]
     with Server(["--device", "cpu"]) as server:
@@ -44,7 +44,7 @@ def test_a_pause_is_sat_out(model: int) -> None:
         check_nothing_held(server)
 
 
-@pytest.mark.parametrize("model", [0, 1], ids=["slm", "llm"])
+@pytest.mark.parametrize("model", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_hung_worker_is_killed_and_replaced(model: int) -> None:
     bodies = [request(number) for number in range(STREAMS)]
     with Server(["--device", "cpu", "--watchdog-s", f"{WATCHDOG_S}"]) as server:

@@ -41,7 +41,7 @@ def test_sixty_four_streams_survive_their_workers(seed: int) -> None:
     survive(seed, streams=64)
 
 
-@pytest.mark.parametrize("model", [0, 1], ids=["slm", "llm"])
+@pytest.mark.parametrize("model", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_whoever_waits_sees_the_model_again(model: int) -> None:
     """Five deaths in a row, four of them while loading, with --on-peer-loss wait."""
     bodies = [request(number) for number in range(6)]
