@@ -53,6 +53,8 @@ CLASSES: Final = {
 class R2RNetwork:
     """A network of ``checkpoint``, whose class is ``name``.
 
+    All that is linear before the first block is folded into one layer over [h ; e(y) ; z].
+
     Attributes:
         hidden_size: of the states that it reads; None where it reads none.
         num_logits: how many of the largest logits it reads; 0 for none.
@@ -64,34 +66,25 @@ class R2RNetwork:
     def __init__(
         self, checkpoint: Checkpoint, name: str, *, normalize: bool, embedding: Embedding
     ) -> None:
-        self._checkpoint = checkpoint
-        self._used: list[str] = [EMBEDDING]
+        file = _File(checkpoint)
         self._inputs = inputs = CLASSES[name]
         self._normalize = normalize
-        self.hidden_size = self._hidden_size()
+        self.hidden_size = file.hidden_size(inputs)
         hidden = self.hidden_size or 0
-        self.num_logits = 0
-        if inputs.logits:
-            _, self.num_logits = checkpoint.shape("logits_projection.weight", 2)
-        self._norm = self._norm_of(inputs.norm, hidden) if normalize and inputs.hidden else None
-        self._token_norm: Layer | None = None
-        self._embedding: torch.Tensor | None = None
-        if inputs.token:
-            self._token_norm = self._norm_of("layer_norm_token", hidden) if normalize else None
-            self._embedding = embedding(hidden)
-        width, _ = checkpoint.shape(f"{inputs.projection}.weight", 2)
-        self._logits = None
-        if inputs.logits and inputs.hidden:
-            self._logits = self._linear("logits_projection", hidden, self.num_logits)
-        sizes = [hidden] * (inputs.hidden + inputs.token + (self._logits is not None))
-        self._projection = self._linear(inputs.projection, width, sum(sizes) or self.num_logits)
-        self._backbone(width)
-        checkpoint.refuse_others(self._used, name)
+        self.num_logits = file.num_logits() if inputs.logits else 0
+        norms = normalize and inputs.hidden
+        self._norm = file.norm(inputs.norm, hidden) if norms else None
+        self._token_norm = file.norm("layer_norm_token", hidden) if norms and inputs.token else None
+        self._embedding = embedding(hidden) if inputs.token else None
+        self._input, width = file.input_layer(inputs, hidden, self.num_logits)
+        self._blocks, width = file.blocks(width)
+        self._output_norm = file.norm("backbone.output_layer.0", width)
+        self._output = file.linear("backbone.output_layer.1", 1, width)
+        checkpoint.refuse_others(file.used, name)
 
     def __call__(self, result: StepResult, tokenizer_size: int) -> torch.Tensor:
         """float32 [B]: the probability that the token diverges from the large model's."""
-        x = linear(self._features(result, tokenizer_size), *self._projection)
-        x = linear(x, *self._input)
+        x = linear(self._features(result, tokenizer_size), *self._input)
         for block in self._blocks:
             x = block(x)
         return linear(_normed(x, self._output_norm), *self._output).squeeze(-1).sigmoid_()
@@ -106,45 +99,68 @@ class R2RNetwork:
             parts.append(_normed(embedded, self._token_norm))
         if self.num_logits:
             largest = result.logits[:, :tokenizer_size].topk(self.num_logits, dim=-1).values
-            values = largest.softmax(dim=-1) if self._normalize else largest
-            parts.append(values if self._logits is None else linear(values, *self._logits))
+            parts.append(largest.softmax(dim=-1) if self._normalize else largest)
         return torch.cat(parts, dim=-1)
 
-    def _hidden_size(self) -> int | None:
-        if not self._inputs.hidden:
-            return None
-        if self._inputs.logits:
-            return self._checkpoint.shape("logits_projection.weight", 2)[0]
-        return self._checkpoint.shape(f"{self._inputs.projection}.weight", 2)[1]
 
-    def _backbone(self, inputs: int) -> None:
-        width, _ = self._checkpoint.shape("backbone.input_projection.weight", 2)
-        self._input = self._linear("backbone.input_projection", width, inputs)
-        self._blocks: list[_Block] = []
-        while f"{_BLOCKS}.{len(self._blocks)}.mlp.0.weight" in self._checkpoint:
-            block = self._block(f"{_BLOCKS}.{len(self._blocks)}", width)
-            self._blocks.append(block)
+class _File:
+    """Takes the parts of a network out of a checkpoint; ``used`` are the tensors it knows."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self.used = [EMBEDDING]
+
+    def num_logits(self) -> int:
+        return self._checkpoint.shape("logits_projection.weight", 2)[1]
+
+    def hidden_size(self, inputs: Inputs) -> int | None:
+        if not inputs.hidden:
+            return None
+        if inputs.logits:
+            return self._checkpoint.shape("logits_projection.weight", 2)[0]
+        return self._checkpoint.shape(f"{inputs.projection}.weight", 2)[1]
+
+    def input_layer(self, inputs: Inputs, hidden: int, num_logits: int) -> tuple[Layer, int]:
+        """All that comes before the blocks, as one layer, and its width."""
+        width, _ = self._checkpoint.shape(f"{inputs.projection}.weight", 2)
+        if inputs.hidden and inputs.logits:
+            of_logits = self.linear("logits_projection", hidden, num_logits)
+            states = hidden * (1 + inputs.token)
+            weight, bias = self.linear(inputs.projection, width, states + hidden)
+            folded, bias = _composed((weight[:, states:], bias), of_logits)
+            layer = torch.cat((weight[:, :states], folded), dim=1), bias
+        else:
+            layer = self.linear(inputs.projection, width, hidden or num_logits)
+        outputs, _ = self._checkpoint.shape("backbone.input_projection.weight", 2)
+        second = self.linear("backbone.input_projection", outputs, width)
+        return _composed(second, layer), outputs
+
+    def blocks(self, width: int) -> tuple[list[_Block], int]:
+        """The blocks, of which the first reads ``width`` numbers, and what the last one writes."""
+        found: list[_Block] = []
+        while f"{_BLOCKS}.{len(found)}.mlp.0.weight" in self._checkpoint:
+            block = self._block(f"{_BLOCKS}.{len(found)}", width)
+            found.append(block)
             width = block.width
-        self._output_norm = self._norm_of("backbone.output_layer.0", width)
-        self._output = self._linear("backbone.output_layer.1", 1, width)
+        return found, width
 
     def _block(self, prefix: str, width: int) -> _Block:
         expanded, _ = self._checkpoint.shape(f"{prefix}.mlp.0.weight", 2)
         outputs, _ = self._checkpoint.shape(f"{prefix}.mlp.3.weight", 2)
-        change = self._linear(f"{prefix}.dim_change", outputs, width) if outputs != width else None
+        change = self.linear(f"{prefix}.dim_change", outputs, width) if outputs != width else None
         return _Block(
-            norm=self._norm_of(f"{prefix}.layer_norm", width),
-            first=self._linear(f"{prefix}.mlp.0", expanded, width),
-            second=self._linear(f"{prefix}.mlp.3", outputs, expanded),
+            norm=self.norm(f"{prefix}.layer_norm", width),
+            first=self.linear(f"{prefix}.mlp.0", expanded, width),
+            second=self.linear(f"{prefix}.mlp.3", outputs, expanded),
             change=change,
         )
 
-    def _linear(self, name: str, outputs: int, inputs: int) -> Layer:
-        self._used += [f"{name}.weight", f"{name}.bias"]
+    def linear(self, name: str, outputs: int, inputs: int) -> Layer:
+        self.used += [f"{name}.weight", f"{name}.bias"]
         return self._checkpoint.linear(name, outputs, inputs)
 
-    def _norm_of(self, name: str, size: int) -> Layer:
-        self._used += [f"{name}.weight", f"{name}.bias"]
+    def norm(self, name: str, size: int) -> Layer:
+        self.used += [f"{name}.weight", f"{name}.bias"]
         weight = self._checkpoint.take(f"{name}.weight", size)
         return weight, self._checkpoint.take(f"{name}.bias", size)
 
@@ -166,6 +182,13 @@ class _Block:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         inner = linear(gelu(linear(_normed(x, self.norm), *self.first)), *self.second)
         return inner + (x if self.change is None else linear(x, *self.change))
+
+
+def _composed(outer: Layer, inner: Layer) -> Layer:
+    """The layer that applies ``inner``, then ``outer``; products in float64."""
+    weight, bias = outer[0].double(), outer[1].double()
+    both = weight @ inner[0].double()
+    return both.float(), (weight @ inner[1].double() + bias).float()
 
 
 def _normed(x: torch.Tensor, norm: Layer | None) -> torch.Tensor:
