@@ -140,7 +140,9 @@ class RouterConfig:
     """Who writes the next token."""
 
     router: str = option(
-        "auto", "Router: r-stitch, none, or module:Class.  [default: r-stitch for two models]"
+        "auto",
+        "Router: r-stitch, r2r, citer, co-llm, confidence, entropy, top-prob, margin, step-leader, "
+        "me, random, none, or module:Class.  [default: r-stitch for two models]",
     )
     router_config: tuple[tuple[str, str], ...] = option(
         (),
