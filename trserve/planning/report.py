@@ -167,7 +167,7 @@ def _replayed(row: Row) -> list[list[str]]:
     eager = (1,) * len(solution.vector)
     roles = {solution.vector: ["planned"]}
     roles.setdefault(eager, []).append("eager")
-    roles.setdefault(row.replays.best, []).append("best replayed")
+    roles.setdefault(row.replays.best, []).append("best")
     return [
         [
             str(solution.concurrency),

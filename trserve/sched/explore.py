@@ -120,7 +120,7 @@ class _Known:
 def explore(chain: Chain, *, deadline: float | None = None) -> Graph:
     """Search from "all N wait at the entry model" of every vector.
 
-    ``deadline`` is a ``time.monotonic`` time. Raises BudgetExceeded past it, or past
+    ``deadline`` is a ``time.thread_time`` time. Raises BudgetExceeded past it, or past
     MAX_TRANSITIONS.
     """
     for row in chain.system.routing:
@@ -139,7 +139,7 @@ def explore(chain: Chain, *, deadline: float | None = None) -> Graph:
         transitions += _branching(table, epoch.completed)
         if transitions > MAX_TRANSITIONS:
             raise BudgetExceeded(f"more than {MAX_TRANSITIONS} transitions")
-        if deadline is not None and time.monotonic() > deadline:
+        if deadline is not None and time.thread_time() > deadline:
             raise BudgetExceeded("no time left")
         source, after, probability = _branch(chain, table, epoch.after, epoch.completed)
         chain.dispatch(after, vector[source])

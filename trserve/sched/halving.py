@@ -34,22 +34,22 @@ def halve(
     """The best vector and the estimates of the last round; ``vectors[0]`` stays to the end.
 
     ``vectors[0]`` is also the answer unless another one is clearly better. ``deadline``
-    (``time.monotonic``): no round begins that would end after it; the first one always does.
+    (``time.thread_time``): no round begins that would end after it; the first one always does.
     """
     sums = Sums(len(vectors))
     alive = np.arange(len(vectors))
     runs = _FIRST_RUNS
     while True:
-        began = time.monotonic()
+        began = time.thread_time()
         simulate(system, concurrency, [vectors[n] for n in alive], runs, sums, alive, rng)
-        took = time.monotonic() - began
+        took = time.thread_time() - began
         estimates = {int(n): sums.estimate(int(n)) for n in alive}
         if all(e.standard_error <= _ENOUGH * e.tokens_per_s for e in estimates.values()):
             break
         kept = np.array(_survivors(estimates))
         runs *= 2
         expected = 2 * took * len(kept) / len(alive)
-        if time.monotonic() + expected > deadline:
+        if time.thread_time() + expected > deadline:
             break
         alive = kept
     best = max(estimates, key=lambda n: estimates[n].tokens_per_s)

@@ -39,7 +39,7 @@ def throughput(
 ) -> list[float]:
     """T(B) in tokens per second of each feasible vector, from "all wait at the entry model".
 
-    ``deadline`` (``time.monotonic``): raises BudgetExceeded past it. Raises ValueError for a
+    ``deadline`` (``time.thread_time``): raises BudgetExceeded past it. Raises ValueError for a
     vector that is not feasible or has the wrong length.
     """
     check(system, concurrency, vectors)
@@ -76,7 +76,7 @@ def _solve(chain: Chain, graph: Graph, deadline: float | None) -> list[float]:
     per_second = 1000 / chain.system.delta_ms
     found = []
     for vector in range(len(chain.vectors)):
-        if deadline is not None and time.monotonic() > deadline:
+        if deadline is not None and time.thread_time() > deadline:
             raise BudgetExceeded("no time left")
         mine, leaving = states.members(vector), edges.members(vector)
         matrix = sparse.csr_array(

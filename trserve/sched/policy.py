@@ -34,6 +34,9 @@ MARGIN: Final = 0.01
 _CERTAINTY: Final = 2.0
 """Standard errors."""
 
+_UNMOVED: Final = 1e-3
+"""A change of a probability that no threshold depends on."""
+
 _FULL_SEARCH: Final = 8
 """N up to which every feasible vector is a candidate; above, those near the last row, scaled."""
 
@@ -75,14 +78,19 @@ class ThresholdPolicy:
         self._most = max_concurrency
         self._budget_s = budget_s
         self._predictions: dict[int, Prediction] = {}
+        self._solved: Estimate | None = None
         self._efficiency = 1.0
         self._below = 0
         self._pause, self._paused = _FIRST_PAUSE, 0
         self.table = ThresholdTable.eager(models)
 
     def update(self, estimate: Estimate) -> bool:
-        """Solve again with what is known now; whether ``table`` changed."""
-        self._paused = max(0, self._paused - 1)
+        """Solve again with what is known now, if that is news; whether ``table`` changed."""
+        was_paused, self._paused = self._paused, max(0, self._paused - 1)
+        resumes = was_paused == 1
+        if not resumes and self._solved is not None and not _is_news(estimate, self._solved):
+            return False
+        self._solved = estimate
         system = coarsened(estimate.system)
         leans = list(_perturbed(system, estimate))
         rows: dict[int, Prediction] = {}
@@ -172,6 +180,10 @@ class ThresholdPolicy:
         self._below = 0
         self._paused, self._pause = self._pause, 2 * self._pause
         self.table = ThresholdTable.eager(len(self._eager))
+        self._predictions = {
+            count: Prediction(self._eager, row.eager_tokens_per_s, row.eager_tokens_per_s)
+            for count, row in self._predictions.items()
+        }
         return True
 
     def predicted(self, live: float) -> Prediction | None:
@@ -185,6 +197,23 @@ class ThresholdPolicy:
             float(np.interp(live, counts, [row.tokens_per_s for row in rows])),
             float(np.interp(live, counts, [row.eager_tokens_per_s for row in rows])),
         )
+
+
+def _is_news(estimate: Estimate, solved: Estimate) -> bool:
+    """Whether anything has moved by more than half a standard error, or a latency by 1 %."""
+    now, before = estimate.system, solved.system
+    live = round(estimate.live)
+    if live != round(solved.live):
+        return True
+    for model in range(now.models):
+        moved = np.abs(now.routing[model] - before.routing[model]).max()
+        if moved > max(_UNMOVED, estimate.leave_error(model) / 2):
+            return True
+        for width in (1, max(1, live)):
+            was = before.latency(model, width)
+            if abs(now.latency(model, width) - was) > MARGIN * was:
+                return True
+    return not np.allclose(now.tokens, before.tokens, atol=0.02)
 
 
 def _perturbed(system: System, estimate: Estimate) -> Iterator[System]:

@@ -102,11 +102,12 @@ def search(
 ) -> Solution:
     """The best of all feasible vectors, or of ``candidates`` (eager is always one).
 
-    ``budget_s``: wall-clock seconds, kept to within the length of one round of simulation; None:
-    whatever the exact solution takes (which still falls back if memory does not allow it). Raises
-    ValueError for candidates that are not feasible.
+    ``budget_s``: seconds of this thread's processor time (what others run meanwhile does not change
+    the answer), kept to within one round of simulation; None: whatever the exact solution takes
+    (which still falls back if memory does not allow it). Raises ValueError for candidates that are
+    not feasible.
     """
-    deadline = math.inf if budget_s is None else time.monotonic() + budget_s
+    deadline = math.inf if budget_s is None else time.thread_time() + budget_s
     eager = (1,) * system.models
     chosen: list[Vector] | None = None
     if candidates is not None:
@@ -135,17 +136,17 @@ def search(
 
 def _affordable(deadline: float) -> int:
     """How many vectors can have their first runs in about half of the time that is left."""
-    left = deadline - time.monotonic()
+    left = deadline - time.thread_time()
     return round(min(MAX_CANDIDATES, max(_FEWEST, left * _VECTORS_PER_S)))
 
 
 def _exact(
     system: System, concurrency: int, vectors: Sequence[Vector], deadline: float
 ) -> dict[Vector, float]:
-    began = time.monotonic()
+    began = time.thread_time()
     until = began + (deadline - began) * _SHARE
     first = throughput(system, concurrency, vectors[:1], deadline=until)
-    took = time.monotonic() - began
+    took = time.thread_time() - began
     if took * (len(vectors) - 1) / _CHEAPEST_MEAN > until - began:
         raise BudgetExceeded("the largest of the chains took too long to solve them all")
     rest = throughput(system, concurrency, vectors[1:], deadline=until)

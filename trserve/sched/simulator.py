@@ -12,8 +12,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
+from trserve.sched.estimator import StepEvent
 from trserve.sched.gate import Reason, decide, default_max_wait_ms
 from trserve.sched.journeys import FINISHED, Journey, Source
 from trserve.sched.system import System
@@ -59,6 +60,13 @@ class Outcome:
         return (self.high - self.low) / 2
 
 
+class Control(Protocol):
+    """What watches a simulation and may change its thresholds, as the runtime's policy does."""
+
+    def step(self, now_ms: float, live: int, event: StepEvent) -> ThresholdTable | None:
+        """A step ended at ``now_ms`` with ``live`` requests; the table from now on, or None."""
+
+
 def simulate(
     system: System,
     concurrency: int,
@@ -68,14 +76,16 @@ def simulate(
     seconds: float,
     arrivals_ms: Sequence[float] | None = None,
     max_wait_ms: float | None = None,
+    control: Control | None = None,
 ) -> Outcome:
     """Run ``seconds`` of simulated time.
 
     Without ``arrivals_ms`` the system is closed: ``concurrency`` requests are always live. With
     it, a request arrives at each of these times, and at most ``concurrency`` are live at once;
     the others wait outside. ``max_wait_ms``: the gate's; None: its default; inf: never.
+    ``control`` is told of every step.
     """
-    run = _Run(system, concurrency, table, source, seconds, arrivals_ms, max_wait_ms)
+    run = _Run(system, concurrency, table, source, seconds, arrivals_ms, max_wait_ms, control)
     run.play()
     return run.outcome()
 
@@ -98,9 +108,11 @@ class _Run:
         seconds: float,
         arrivals_ms: Sequence[float] | None,
         max_wait_ms: float | None,
+        control: Control | None,
     ) -> None:
         models = system.models
         self._system, self._table, self._source = system, table, source
+        self._control = control
         self._most, self._closed = concurrency, arrivals_ms is None
         self._latency: list[list[int]] = system.latency_quanta(concurrency).tolist()
         self._delay: list[list[int]] = system.delay_quanta().tolist()
@@ -177,10 +189,13 @@ class _Run:
 
     def _complete(self, now: int, model: int) -> None:
         batch, self._batches[model], self._running[model] = self._batches[model], [], 0
-        tokens = 0.0
+        moved, earned = [0] * self._system.models, [0.0] * self._system.models
         for request in batch:
             target, committed = request.journey.step(model)
-            tokens += committed
+            # A request that ends is one that stays, for whoever estimates P.
+            to = model if target == FINISHED else target
+            moved[to] += 1
+            earned[to] += committed
             if target == FINISHED:
                 self._finish(now, request)
             elif delay := self._delay[model][target]:
@@ -189,7 +204,13 @@ class _Run:
                 self._buffers[target].append((now, request))
         if now >= self._begin:
             span = max(1, self._end - self._begin)
-            self._batch_tokens[(now - self._begin) * BATCHES // span] += tokens
+            self._batch_tokens[(now - self._begin) * BATCHES // span] += sum(earned)
+        if self._control is not None:
+            delta = self._system.delta_ms
+            duration = self._latency[model][len(batch)] * delta
+            event = StepEvent(model, duration, len(batch), moved, earned)
+            table = self._control.step(now * delta, self._live, event)
+            self._table = self._table if table is None else table
 
     def _finish(self, now: int, request: _Request) -> None:
         self._live -= 1
