@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from trserve.errors import ConfigError
+from trserve.router_lib.base import BaseRouter, RouterContext
 from trserve.router_lib.configuration import read_untyped, read_values
+from trserve.router_lib.none import NoRouter
 from trserve.router_lib.parameters import (
     Parameter,
     TextParameter,
@@ -16,13 +18,14 @@ from trserve.router_lib.parameters import (
     split_weights,
 )
 from trserve.router_lib.registry import BUILTIN
+from trserve.workers.routing import Routing, create_router
 
 PARAMETERS = (
     Parameter("eta", "a bound", default=0.5, minimum=0.0, maximum=1.0),
     TextParameter("checkpoint", "the file of the network", is_path=True),
-    TextParameter("tap", "which state", text="final", choices=("final", "other")),
+    TextParameter("tap", "which state", default="final", choices=("final", "other")),
     TextParameter("model", "where the first model lies", is_path=True),
-    WeightsParameter("weights", "one a model", text=""),
+    WeightsParameter("weights", "one a model", default=""),
 )
 
 
@@ -80,6 +83,29 @@ def test_weights_are_split() -> None:
 def test_of_a_router_from_outside_what_looks_like_a_number_is_one() -> None:
     pairs = (("a", "3"), ("b", "1e-3"), ("c", "3/4"), ("d", "file.pt"))
     assert read_untyped(pairs) == {"a": 3.0, "b": 0.001, "c": "3/4", "d": "file.pt"}
+
+
+class Outside(NoRouter):
+    """A router from outside the package: nobody but its worker knows its parameters."""
+
+    parameters = PARAMETERS[:3]
+
+
+def test_a_worker_completes_the_texts_of_a_router_from_outside() -> None:
+    def made(**config: object) -> BaseRouter:
+        return create_router(f"{__name__}:Outside", RouterContext(0, ("a", "b"), 8, config))
+
+    router = made(checkpoint="/", eta=0.25)
+    assert router.context.config == {"checkpoint": "/", "eta": 0.25, "tap": "final"}
+    assert [each["name"] for each in Routing(router).describe()] == ["eta"]
+    for config, message in (
+        ({}, "needs --router-config checkpoint"),
+        ({"checkpoint": 5.0}, "checkpoint must be a text"),
+        ({"checkpoint": "/", "tap": "first"}, "tap = first is not one of"),
+        ({"checkpoint": "/", "eta": "much"}, "eta must be a finite number"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            made(**config)
 
 
 def test_only_numbers_can_be_set_by_a_request() -> None:

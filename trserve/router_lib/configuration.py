@@ -73,9 +73,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _defaults(parameters: Sequence[Parameter]) -> Values:
-    values: Values = {p.name: p.default for p in parameters if p.default is not None}
-    texts = [p for p in parameters if isinstance(p, TextParameter)]
-    return values | {p.name: p.text for p in texts if p.text is not None}
+    return {p.name: p.default for p in parameters if p.default is not None}
 
 
 def _check_count(name: str, text: str, models: int) -> None:

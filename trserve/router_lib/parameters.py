@@ -44,11 +44,12 @@ class Parameter(msgspec.Struct, frozen=True):
 class TextParameter(Parameter, frozen=True):
     """A text that a router takes with ``--router-config``, never from a request.
 
-    ``text`` is the default, None means that it must be given. ``choices`` are the texts that may
-    be given, where not any; ``is_path`` says that it names a file or folder that exists.
+    ``choices`` are the texts that may be given, where not any; ``is_path`` says that it names a
+    file or folder that exists.
     """
 
-    text: str | None = None
+    # Whoever completes a configuration takes a default as it is.
+    default: str | None = None  # type: ignore[assignment]
     choices: tuple[str, ...] = ()
     is_path: bool = False
     per_request: bool = False

@@ -91,7 +91,7 @@ RANDOM_PARAMETERS: Final = (
 )
 ME_PARAMETERS: Final = (
     WeightsParameter(
-        "weights", "one weight for each model, as 0.5/0.3/0.2 (default: equal)", text=""
+        "weights", "one weight for each model, as 0.5/0.3/0.2 (default: equal)", default=""
     ),
 )
 STEP_LEADER_PARAMETERS: Final = (
@@ -141,7 +141,7 @@ CONFIDENCE_PARAMETERS: Final = (
     TextParameter(
         "tap",
         "hidden state that the network reads; final: after the final norm",
-        text="final",
+        default="final",
         choices=("final",),
     ),
 )
