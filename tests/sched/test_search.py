@@ -81,6 +81,7 @@ def test_ties_go_to_the_smaller_sum_then_to_the_smaller_vector():
     assert best_of(values) == (1, 2)
     del values[1, 2]
     assert best_of(values) == (1, 3)
+    assert best_of({(1, 4): 1.0, (2, 2): 1.0}) == (2, 2)
     assert best_of({(1, 1): 1.0, (1, 2): 1.0 + 1e-8}) == (1, 2)
 
 

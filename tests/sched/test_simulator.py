@@ -85,6 +85,12 @@ def test_a_wait_of_one_step_erases_part_of_the_gain():
     assert short.tokens_per_s < 0.95 * exact
 
 
+def test_the_safety_net_needs_no_other_event():
+    # One request is away for a second, the other waits for it at B = 2: only a timer can help.
+    found = run(r2r(0.1, (1.0, 1000.0)), 2, (2, 1), max_wait_ms=20.0)
+    assert found.openings[Reason.TIMEOUT] > 500
+
+
 def test_a_table_that_is_not_feasible_still_runs():
     table = ThresholdTable(2, {9: (5, 5)})
     system = r2r(0.35)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ def _parameters() -> list[click.Parameter]:
 
 
 def _plan(**values: Any) -> None:
+    # Before numpy is imported: vectors this short are slower on several threads than on one.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     from trserve.errors import StartupError
     from trserve.planning.command import plan
 
