@@ -243,6 +243,22 @@ def test_an_echo_with_logprobs_scores_the_prompt(service: Service) -> None:
     assert (plain.pages, decode_params(plain.params).scores_prompt) == (0, False)
 
 
+@pytest.mark.parametrize(
+    ("fields", "visits"),
+    [
+        ({}, [0, 1]),
+        ({"only": "m1"}, [1]),
+        ({"max_tokens": 0}, []),
+        ({"echo": True, "logprobs": 1}, []),  # its holder scores the prompt and computes all of it
+        ({"echo": True}, [0, 1]),
+    ],
+)
+def test_whom_a_prompt_may_be_computed_early_by(
+    service: Service, fields: dict[str, Any], visits: list[int]
+) -> None:
+    assert list(prepare(service, completion(**fields)).visits) == visits
+
+
 def test_token_ids_are_used_as_they_are(service: Service) -> None:
     assert list(prepare(service, completion(prompts=[[0, 2, 1]])).prompt_ids) == [0, 2, 1]
 

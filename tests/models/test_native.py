@@ -3,12 +3,14 @@
 What they promise beyond torch's results is that a token's do not depend on its neighbours at all.
 """
 
+import time
+
 import numpy as np
 import pytest
 import torch
 
 from tests.models.reference import Harness, make_model, save
-from trserve.models.native.decoder import MAX_TOKENS
+from trserve.models.native import library
 from trserve.models.native.library import CHOICE, VARIANTS, load_library, runnable_variants
 from trserve.models.native.support import supported
 from trserve.models.spec import read_spec
@@ -41,7 +43,7 @@ def harness_without_kernels(path, **options):
         return Harness(path, **options)
 
 
-def prefill(harness, tokens, table, *, step=MAX_TOKENS):
+def prefill(harness, tokens, table, *, step=64):
     for start in range(0, len(tokens), step):
         out = harness.forward([(tokens[start : start + step], start, table)])
     return out
@@ -84,9 +86,9 @@ def test_neighbours_change_not_one_bit(variant, wide, dtype):
     rng = np.random.default_rng(9)
     tokens = rng.integers(96, size=150).tolist()
     expected = None
-    for neighbours in (0, 1, 2, 3, 7, 30, MAX_TOKENS - 1):
-        for step in (1, 13, MAX_TOKENS):
-            harness = Harness(wide, num_blocks=2 * MAX_TOKENS + 12, dtype=DTYPES[dtype])
+    for neighbours in (0, 1, 2, 3, 7, 30, 63):
+        for step in (1, 13, 64, 150):
+            harness = Harness(wide, num_blocks=140, dtype=DTYPES[dtype])
             table = harness.table(151)
             prefill(harness, tokens, table, step=step)
             others = [([int(rng.integers(96))], 0, harness.table(1)) for _ in range(neighbours)]
@@ -163,3 +165,33 @@ def test_a_variant_that_cannot_run_is_not_loaded(monkeypatch):
     monkeypatch.setenv(CHOICE, "none")
     assert load_library() is None
     assert load_library("sse9") is None
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch, caplog):
+    library._load.cache_clear()
+    monkeypatch.setattr(library, "_INTERFACE_VERSION", -1)
+    assert load_library() is None
+    assert "compiled for another version" in caplog.text and "make setup" in caplog.text
+    monkeypatch.undo()
+    library._load.cache_clear()
+    assert load_library() is not None
+
+
+def test_a_damaged_library_is_not_used(monkeypatch, tmp_path, caplog):
+    broken = tmp_path / "_broken.so"
+    broken.write_bytes(b"\x7fELF")
+    library._load.cache_clear()
+    monkeypatch.setattr(library, "_path", lambda variant: broken)
+    assert load_library() is None
+    assert "_broken.so" in caplog.text
+    monkeypatch.undo()
+    library._load.cache_clear()
+
+
+def test_a_long_step_gives_signs_of_life(variant, wide):
+    harness = Harness(wide)
+    word = np.zeros(1, np.int64)
+    harness.runner.heartbeat = word.ctypes.data
+    before = time.monotonic_ns()
+    harness.forward([(list(range(90)), 0, harness.table(90))])
+    assert before <= word[0] <= time.monotonic_ns()

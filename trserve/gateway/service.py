@@ -171,7 +171,7 @@ class Service:
             start=self._starter(request, prompt.ids, seed, params, placement, sink, meter),
             pages=pages_of(params, length, limit),
             deadline_ns=params.deadline_ns,
-            visits=self._expecting(placement),
+            visits=self._expecting(placement, request, limit - length),
         )
 
     def _tops(self, request: GenerationRequest) -> int | None:
@@ -247,10 +247,11 @@ class Service:
             return (placement.entry,)
         return range(len(self.model_names))
 
-    def _expecting(self, placement: Placement) -> Sequence[int]:
-        """The models that may compute the prompt before the request comes to them."""
-        if self._plan.early_prefill == "off":
-            return ()
+    def _expecting(self, placement: Placement, request: GenerationRequest, room: int) -> list[int]:
+        """The models that may compute the prompt early: none if it is all that is wanted, or scored."""
+        scored = request.echo and request.logprobs is not None
+        if self._plan.early_prefill == "off" or scored or room < 1:
+            return []
         return [model for model in self._visits(placement) if model not in self.states.lost]
 
     def _router_params(self, given: dict[str, float]) -> dict[str, float]:

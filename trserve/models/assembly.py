@@ -135,13 +135,17 @@ class _LayerBuilder:
         bias: bool,
         norm: RMSNorm | None = None,
         fuse: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
+        exact: bool = False,
     ) -> Linear:
-        """One projection of several; ``norm`` is what its input comes from."""
+        """One projection of several; ``norm`` is what its input comes from.
+
+        An ``exact`` one is never quantized: the choice of experts is small and sensitive.
+        """
         weight = fuse([self._read(f"{name}.weight") for name in names])
         if norm is not None and weight.dtype == torch.float32:
             weight = weight * norm.scale
         biases = fuse([self._read(f"{name}.bias") for name in names]) if bias else None
-        if self._int8:
+        if self._int8 and not exact:
             return Int8Linear(weight, biases)
         return Linear(weight, biases, native=self._native)
 
@@ -173,7 +177,7 @@ class _LayerBuilder:
     def _sparse_mlp(self, norm: RMSNorm, experts: ExpertsSpec) -> SparseMlp:
         return SparseMlp(
             norm,
-            self._linear(("mlp.gate",), False, norm),
+            self._linear(("mlp.gate",), False, norm, exact=True),
             [
                 Expert(*self._gated_mlp(f"mlp.experts.{index}.", False, norm))
                 for index in range(experts.count)

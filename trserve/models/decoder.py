@@ -65,7 +65,6 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.native = native
-        self._int8 = int8
         self.dtype = embedding.dtype
         self.embedding = embedding
         self.layers = layers
@@ -76,7 +75,8 @@ class Decoder:
         scales[:group] = spec.head_dim**-0.5
         self._rotation_scales = scales
         self.norm = norm
-        self._head = head
+        # A head of its own is let go once it is quantized.
+        self._head: torch.Tensor | Int8Linear = Int8Linear(head) if int8 else head
         self._buffers = BufferPool(spec, self.dtype)
 
     def lm_head(self, tokenizer_size: int) -> Linear:
@@ -87,10 +87,10 @@ class Decoder:
         """
         bias = None
         if tokenizer_size < self.spec.vocab_size:
-            bias = self._head.new_zeros(self.spec.vocab_size)
+            bias = self.embedding.new_zeros(self.spec.vocab_size)
             bias[tokenizer_size:] = -torch.inf
-        if self._int8:
-            return Int8Linear(self._head, bias)
+        if isinstance(self._head, Int8Linear):
+            return self._head.with_bias(bias)
         tied = self._head.data_ptr() == self.embedding.data_ptr()
         share = tied and self._head.nbytes > _COPY_TIED_BELOW
         return Linear(self._head, bias, share=share, native=self.native)

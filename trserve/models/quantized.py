@@ -9,11 +9,14 @@ Knows nothing of layers or files.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from trserve.models.layers import Linear
 
 _LARGEST = 127.0
+_ROWS = 4096
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,10 +24,14 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     No weight moves by more than half a scale, which is its row's largest magnitude over 127.
     """
-    exact = weight.float()
-    largest = exact.abs().amax(dim=1)
-    scales = torch.where(largest > 0, largest / _LARGEST, 1.0)
-    return (exact / scales[:, None]).round_().to(torch.int8), scales
+    stored, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+    for start in range(0, len(weight), _ROWS):  # beside a large head there is little room
+        rows = slice(start, start + _ROWS)
+        exact = weight[rows].float()
+        largest = exact.abs().amax(dim=1)
+        scales[rows] = torch.where(largest > 0, largest / _LARGEST, 1.0)
+        stored[rows] = (exact / scales[rows, None]).round_()
+    return stored, scales
 
 
 class Int8Linear(Linear):
@@ -43,10 +50,17 @@ class Int8Linear(Linear):
         self.bias = None if bias is None else bias.float()
         self.rows, self.scales = quantize(weight)
 
+    def with_bias(self, bias: torch.Tensor | None) -> Int8Linear:
+        """The same weights, not copied, and another bias."""
+        other = copy.copy(self)
+        other._bias = bias
+        other.bias = None if bias is None else bias.float()
+        return other
+
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         assert self.rows is not None and self.scales is not None
         weight = self.rows.to(self._dtype)
-        product = torch.mm(x, weight.t()) * self.scales.to(self._dtype)
+        product = (torch.mm(x, weight.t()).float() * self.scales).to(self._dtype)
         return product if self._bias is None else product.add_(self._bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

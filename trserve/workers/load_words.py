@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import WorkerWords
 from trserve.workers.table import RequestTable
@@ -31,6 +33,11 @@ class LoadWords:
     def beat(self, now_ns: int) -> None:
         """This worker is not hung, as of ``now_ns`` (``time.monotonic_ns``)."""
         self._words[_HEARTBEAT] = now_ns
+
+    @property
+    def heartbeat_address(self) -> int:
+        """Where compiled code may say the same; valid as long as the slab is mapped."""
+        return int(np.frombuffer(self._words, np.int64)[_HEARTBEAT:].ctypes.data)
 
     def beat_now(self) -> None:
         """This worker is not hung."""

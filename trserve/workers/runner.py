@@ -1,5 +1,5 @@
-"""One forward pass over the rows of a step, on the CPU: by compiled kernels where few tokens are
-to be computed and the decoder allows it, by torch otherwise.
+"""One forward pass over the rows of a step, on the CPU: by compiled kernels where there are some
+that know the decoder, by torch otherwise.
 
 Knows the decoder, the KV cache and the step's arrays; nothing of requests, sampling or routing.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trserve.models.attention import PagedAttention
 from trserve.models.decoder import Decoder
-from trserve.models.native.decoder import MAX_TOKENS, NativeDecoder
+from trserve.models.native.decoder import NativeDecoder
 from trserve.workers.kv_cache import KVCache
 from trserve.workers.step import StepInputs
 
@@ -42,10 +42,12 @@ class TorchRunner:
             may be padded beyond it.
 
     Attributes:
-        on_layer: called before each layer of a step that may take long.
+        on_layer: called before each layer of a step that torch computes.
+        heartbeat: address of the word that compiled steps set instead; 0 for none.
     """
 
     def __init__(self, decoder: Decoder, kv: KVCache, *, tokenizer_size: int) -> None:
+        self.heartbeat = 0
         self.on_layer: Callable[[], None] = _nothing_more
         self.decoder = decoder
         self.kv = kv
@@ -61,8 +63,9 @@ class TorchRunner:
         is independent of the others: NaNs of one row never reach another. What is returned may be
         overwritten by the next call.
         """
-        if self._native is not None and step.num_tokens <= MAX_TOKENS:
-            return ForwardOutput(*self._native.forward(step, also))
+        native = self._native
+        if native is not None and step.num_tokens <= native.max_tokens:
+            return ForwardOutput(*native.forward(step, also, self.heartbeat))
         return self._forward(step, also)
 
     @torch.inference_mode()

@@ -81,6 +81,7 @@ class StepCycle:
         self._recorder = recorder
         self._load = LoadWords(slab.workers[index], table)
         runner.on_layer = self._load.beat_now
+        runner.heartbeat = self._load.heartbeat_address
         self._guard = StepGuard(slab, index)
         self._early = EarlyPrefill(slab, index, table, runner, inputs)
         self._always_early = early_prefill

@@ -167,22 +167,30 @@ inline void fetch(const T* const* rows, int count, int dim) {
   }
 }
 
-// Attention of a KV head's queries over the positions [first, first + count), at most a segment.
-template <class T, class Q>
-inline void attend_segment(const HeadShape& shape, const Q* queries, const HeadCache<T>& cache, int first,
-                           int count, Partial& out) {
-  alignas(64) float scores[kMaxGroup * kSegment];
+// The keys and values of a KV head at the positions [first, first + count), at most a segment.
+template <class T>
+struct Segment {
   const T* keys[kSegment];
   const T* values[kSegment];
-  cache.find(first, count, keys);
-  for (int i = 0; i < count; ++i) values[i] = keys[i] + cache.value_offset();
-  fetch(keys, count, shape.dim);
-  fetch(values, count, shape.dim);
-  score(shape, queries, keys, count, scores);
+
+  Segment(const HeadShape& shape, const HeadCache<T>& cache, int first, int count) {
+    cache.find(first, count, keys);
+    for (int i = 0; i < count; ++i) values[i] = keys[i] + cache.value_offset();
+    fetch(keys, count, shape.dim);
+    fetch(values, count, shape.dim);
+  }
+};
+
+// Attention of a token's queries over the first `count` positions of a segment.
+template <class T, class Q>
+inline void attend_segment(const HeadShape& shape, const Q* queries, const Segment<T>& segment, int count,
+                           Partial& out) {
+  alignas(64) float scores[kMaxGroup * kSegment];
+  score(shape, queries, segment.keys, count, scores);
   for (int g = 0; g < shape.group; ++g) {
     out.largest[g] = exponentiate(scores + g * kSegment, count, &out.weight[g]);
   }
-  weigh_all(shape, values, count, scores, out.values);
+  weigh_all(shape, segment.values, count, scores, out.values);
 }
 
 // Takes a later segment's result into `total`.
@@ -212,16 +220,23 @@ inline void finish(const HeadShape& shape, const Partial& total, X* out) {
   }
 }
 
-// Attention over all positions below `length`, segment by segment.
-template <class T, class Q>
-inline void attend(const HeadShape& shape, const Q* queries, const HeadCache<T>& cache, int length,
-                   Partial& total, Partial& part) {
-  attend_segment(shape, queries, cache, 0, length < kSegment ? length : kSegment, total);
-  for (int first = kSegment; first < length; first += kSegment) {
-    const int left = length - first;
-    attend_segment(shape, queries, cache, first, left < kSegment ? left : kSegment, part);
-    merge(shape, part, total);
+// Attention of `tokens` consecutive tokens of one row, the last of which sees `length` positions.
+// `queries(i)` and `out(i)` are those of the i-th token. Segment by segment for all of them: what
+// one token has read into the cache the next ones find there.
+template <class T, class Queries, class Out>
+inline void attend(const HeadShape& shape, const HeadCache<T>& cache, int tokens, int length,
+                   Queries queries, Out out, Partial* totals, Partial& part) {
+  for (int first = 0; first < length; first += kSegment) {
+    const int most = length - first < kSegment ? length - first : kSegment;
+    const Segment<T> segment(shape, cache, first, most);
+    for (int i = 0; i < tokens; ++i) {
+      const int left = length - (tokens - 1 - i) - first, count = left < most ? left : most;
+      if (count <= 0) continue;
+      attend_segment(shape, queries(i), segment, count, first ? part : totals[i]);
+      if (first) merge(shape, part, totals[i]);
+    }
   }
+  for (int i = 0; i < tokens; ++i) finish(shape, totals[i], out(i));
 }
 
 }  // namespace trs

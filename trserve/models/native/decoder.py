@@ -1,10 +1,12 @@
-"""A dense decoder's forward pass over few tokens, in one call of the compiled kernels.
+"""A dense decoder's forward pass in one call of the compiled kernels.
 
-Reads the same weights and the same KV cache as the torch path, which takes the large steps (prompt
-chunks) and whatever the kernels do not know. Nothing is copied: the structures below point into
-the tensors, which this object keeps alive.
+Reads the same weights and the same KV cache as the torch path, which takes what the kernels do not
+know. Nothing is copied: the structures below point into the tensors, which this object keeps alive.
 
-A token's results depend on its own row alone, to the last bit; see ``linear.h``.
+A token's results depend on its own row alone, to the last bit (see ``linear.h``): not on its
+neighbours in the batch, nor on the chunks in which the row was computed, nor on what came from the
+prefix cache. The exception are processors with matrix units (AMX), whose large bfloat16 products
+torch makes several times faster: there, larger steps than LARGE_STEP are torch's.
 
 Knows nothing of requests, of batches' composition or of threads' number and place.
 """
@@ -22,18 +24,28 @@ from numpy.typing import NDArray
 from trserve.models.decoder import Decoder, DecoderLayer
 from trserve.models.layers import Linear, RMSNorm
 from trserve.models.mlp import DenseMlp
-from trserve.models.native.library import CLayer, CMatrix, CModel, CStep, Library, load_library
+from trserve.models.native.library import (
+    CLayer,
+    CMatrix,
+    CModel,
+    CStep,
+    Library,
+    load_library,
+    processor_flags,
+)
 from trserve.models.native.support import KINDS, supported
 from trserve.workers.kv_cache import KVCache
 from trserve.workers.step import StepInputs
 
-MAX_TOKENS: Final = 64
-"""Steps of more tokens go to torch, whose products and attention are better with many."""
+LARGE_STEP: Final = 64
+_UNLIMITED: Final = 1 << 30
+_MATRIX_UNITS: Final = "amx_bf16"
 
 
 def _spin_rounds() -> int:
     """As OpenMP's threads: the worker's environment says whether cores are its own."""
-    return int(os.environ.get("GOMP_SPINCOUNT", "0"))
+    rounds = os.environ.get("GOMP_SPINCOUNT", "0")
+    return int(rounds) if rounds.isdecimal() else 0
 
 
 class NativeDecoder:
@@ -41,7 +53,9 @@ class NativeDecoder:
 
     Args:
         head: the output projection, in rows as the decoder's own.
-        max_rows: rows and wanted tokens that a step may have.
+
+    Attributes:
+        max_tokens: steps of more tokens are better computed by torch.
     """
 
     def __init__(self, decoder: Decoder, kv: KVCache, head: Linear) -> None:
@@ -70,19 +84,19 @@ class NativeDecoder:
             kind=KINDS[decoder.dtype],
             eps=spec.rms_norm_eps,
         )
+        matrix_units = _MATRIX_UNITS in processor_flags() and decoder.dtype == torch.bfloat16
+        self.max_tokens = LARGE_STEP if matrix_units else _UNLIMITED
         functions = library.functions
         self._model = functions.trs_create(
-            ctypes.byref(model), torch.get_num_threads(), _spin_rounds(), MAX_TOKENS
+            ctypes.byref(model), torch.get_num_threads(), _spin_rounds()
         )
         self._run = functions.trs_step
         self._step = CStep()
         self._step_address = ctypes.addressof(self._step)
         self._inputs: StepInputs | None = None
-        self._hidden = torch.empty(MAX_TOKENS, spec.hidden_size)
+        self._hidden = torch.empty(0, spec.hidden_size)
         self._logits = torch.empty(0, spec.vocab_size)
-        self._wanted = np.zeros(2 * MAX_TOKENS, np.int64)
-        self._step.hidden = self._hidden.data_ptr()
-        self._step.wanted = self._wanted.ctypes.data
+        self._wanted = np.zeros(0, np.int64)
 
     def __del__(self) -> None:
         model = getattr(self, "_model", None)
@@ -90,33 +104,40 @@ class NativeDecoder:
             self._library.functions.trs_destroy(model)
 
     def forward(
-        self, inputs: StepInputs, also: NDArray[np.int64] | None
+        self, inputs: StepInputs, also: NDArray[np.int64] | None, heartbeat: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Logits [B, vocab_size] and hidden states [B, hidden_size] after each row's last token.
 
         Both are float32 and lie in buffers that the next call overwrites. The third result holds
-        the hidden states of the tokens ``also``, if any are named.
+        the hidden states of the tokens ``also``, if any are named. ``heartbeat`` is the address of
+        a word that is set before each layer to ``time.monotonic_ns``; 0 where nobody looks.
         """
         if inputs is not self._inputs:
             self._use(inputs)
         step, rows = self._step, inputs.num_rows
         step.tokens, step.rows = inputs.num_tokens, rows
         wanted = rows + (0 if also is None else len(also))
+        self._make_room(rows, wanted)
         np.subtract(inputs.query_start[1 : rows + 1], 1, out=self._wanted[:rows], casting="safe")
         if also is not None:
             self._wanted[rows:wanted] = also
-        if wanted > len(self._hidden):
-            self._hidden = torch.empty(wanted, self._hidden.shape[1])
-            step.hidden = self._hidden.data_ptr()
-        if rows > len(self._logits):
-            # Room for twice as many: a batch grows one by one.
-            self._logits = torch.empty(2 * rows, self._logits.shape[1])
-            step.logits = self._logits.data_ptr()
+        step.heartbeat = heartbeat
         step.hidden_count, step.logits_count = wanted, rows
         step.rotations = self._decoder.rotary.reaching(int(inputs.kv_len[:rows].max())).data_ptr()
         self._run(self._model, self._step_address)
         further = None if also is None else self._hidden[rows:wanted].clone()
         return self._logits[:rows], self._hidden[:rows], further
+
+    def _make_room(self, rows: int, wanted: int) -> None:
+        """Buffers for twice as much as is too much for them: a batch grows one by one."""
+        if wanted > len(self._wanted):
+            self._wanted = np.zeros(2 * wanted, np.int64)
+            self._hidden = torch.empty(2 * wanted, self._hidden.shape[1])
+            self._step.wanted = self._wanted.ctypes.data
+            self._step.hidden = self._hidden.data_ptr()
+        if rows > len(self._logits):
+            self._logits = torch.empty(2 * rows, self._logits.shape[1])
+            self._step.logits = self._logits.data_ptr()
 
     def _use(self, inputs: StepInputs) -> None:
         step = self._step

@@ -31,6 +31,8 @@ CHOICE: Final = "TRSERVE_CPU_KERNELS"
 
 FLOAT32, BFLOAT16, INT8 = range(3)
 
+_INTERFACE_VERSION: Final = 2
+
 
 class CMatrix(ctypes.Structure):
     """``Matrix`` of ``linear.h``."""
@@ -93,6 +95,7 @@ class CStep(ctypes.Structure):
         ("wanted", ctypes.c_void_p),
         ("hidden", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+        ("heartbeat", ctypes.c_void_p),
         ("tokens", ctypes.c_int64),
         ("rows", ctypes.c_int64),
         ("table_stride", ctypes.c_int64),
@@ -101,18 +104,28 @@ class CStep(ctypes.Structure):
     )
 
 
+def _interface() -> int:
+    """What ``trs_interface`` of a library that was compiled for this file returns."""
+    sizes = [ctypes.sizeof(structure) for structure in (CLayer, CModel, CStep)]
+    return ((_INTERFACE_VERSION * 1000 + sizes[0]) * 1000 + sizes[1]) * 1000 + sizes[2]
+
+
 class Library:
-    """One variant, loaded."""
+    """One variant, loaded. OSError if it cannot be, or was compiled for another version."""
 
     def __init__(self, variant: str, path: Path) -> None:
         self.variant = variant
         functions: Any = ctypes.CDLL(str(path))
+        described = getattr(functions, "trs_interface", None)
+        if described is not None:
+            described.restype = ctypes.c_int64
+        if described is None or described() != _interface():
+            raise OSError("it was compiled for another version of trserve")
         functions.trs_create.restype = ctypes.c_void_p
         functions.trs_create.argtypes = (
             ctypes.POINTER(CModel),
             ctypes.c_int32,
             ctypes.c_int32,
-            ctypes.c_int64,
         )
         functions.trs_step.restype = None
         functions.trs_step.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
@@ -167,4 +180,8 @@ def _load(wanted: str) -> Library | None:
         return None
     path = _path(wanted or found[0])
     assert path is not None
-    return Library(wanted or found[0], path)
+    try:
+        return Library(wanted or found[0], path)
+    except OSError as error:
+        log.warning("%s: %s; run make setup, torch does its work until then", path.name, error)
+        return None

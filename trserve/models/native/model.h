@@ -17,6 +17,9 @@ struct Layer {
   void* cache;              // [blocks, kv_heads, 2, block_size, dim]
 };
 
+// Changes with the meaning of anything in this file or of the functions that take it.
+constexpr int64_t kInterfaceVersion = 2;
+
 struct ModelSpec {
   const Layer* layers;
   const void* embedding;    // [vocab, hidden]
@@ -43,6 +46,7 @@ struct StepSpec {
   const int64_t* wanted;       // [hidden_count], tokens whose hidden state is wanted
   float* hidden;               // [hidden_count, hidden]
   float* logits;               // [logits_count, vocab], of the first of them
+  int64_t* heartbeat;          // set to CLOCK_MONOTONIC, in ns, before each layer; or null
   int64_t tokens;
   int64_t rows;
   int64_t table_stride;

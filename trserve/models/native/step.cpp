@@ -1,13 +1,12 @@
-// One forward pass of a dense decoder over a few tokens, all layers in one call.
-//
-// Threads go through the phases of a step together (team.h): a phase begins when all tasks of the
-// one before are done, so that what one phase wrote the next may read. Residuals, norms,
-// rotations and softmax are in float32; products take the weights' type. Knows no requests.
+// One forward pass of a dense decoder in one call. Threads go through its phases together (team.h):
+// one begins when all tasks of the one before are done, and may read what that wrote. Residuals,
+// norms, rotations and softmax are in float32; products take the weights' type. Knows no requests.
 
+#include <time.h>
 #include <algorithm>
-#include <memory>
 
 #include "attention.h"
+#include "memory.h"
 #include "model.h"
 #include "team.h"
 
@@ -17,14 +16,10 @@ namespace {
 constexpr int kPhasesPerLayer = 9;
 constexpr int64_t kLongRow = 1024;  // from here on one row's attention is shared among threads
 
-template <class T>
-using Array = std::unique_ptr<T[], void (*)(void*)>;
-
-template <class T>
-Array<T> aligned(int64_t size) {
-  const size_t bytes = (std::max<int64_t>(size, 1) * sizeof(T) + 63) / 64 * 64;
-  return Array<T>(static_cast<T*>(std::aligned_alloc(64, bytes)), std::free);
-}
+// Consecutive tokens of a row of the step.
+struct Block {
+  int row, first, tokens;
+};
 
 class Model {
  public:
@@ -37,39 +32,55 @@ class TypedModel final : public Model {
   using X = typename Input<D>::Type;
 
  public:
-  TypedModel(const ModelSpec& spec, int threads, int spin, int64_t max_tokens)
+  TypedModel(const ModelSpec& spec, int threads, int spin)
       : spec_(spec),
         shape_{int(spec.heads / spec.kv_heads), int(spec.kv_heads), int(spec.dim)},
         team_(threads, spin, int(spec.num_layers) * kPhasesPerLayer + 3) {
-    const int64_t q = spec.heads * spec.dim;
-    qkv_width_ = q + 2 * spec.kv_heads * spec.dim;
+    qkv_width_ = (spec.heads + 2 * spec.kv_heads) * spec.dim;
     int64_t widest = spec.head.columns;
     for (int64_t i = 0; i < spec.num_layers; ++i) {
       widest = std::max(widest, spec.layers[i].down.columns);
       widest = std::max(widest, spec.layers[i].output.columns);
     }
-    x_ = aligned<float>(max_tokens * spec.hidden);
-    normed_ = aligned<X>(max_tokens * spec.hidden);
-    qkv_ = aligned<float>(max_tokens * qkv_width_);
-    queries_ = aligned<X>(max_tokens * q);
-    attended_ = aligned<X>(max_tokens * q);
-    active_ = aligned<X>(max_tokens * spec.intermediate);
-    row_of_ = aligned<int32_t>(max_tokens);
     scratch_stride_ = kWideRows * widest;
     scratch_ = aligned<X>(threads * scratch_stride_);
-    partials_ = aligned<Partial>(2 * threads);
+    partials_ = aligned<Partial>((kQueryBlock + 1) * threads);
   }
 
   void step(const StepSpec& step) override {
     step_ = &step;
-    for (int64_t row = 0; row < step.rows; ++row) {
-      for (int32_t t = step.query_start[row]; t < step.query_start[row + 1]; ++t) row_of_[t] = row;
-    }
+    make_room(step.tokens);
+    plan_blocks();
     plan_segments();
     team_.run([](void* self, int thread) { static_cast<TypedModel*>(self)->work(thread); }, this);
   }
 
  private:
+  // Whatever grows with the number of tokens. A larger step comes seldom, and keeps its memory.
+  void make_room(int64_t tokens) {
+    if (tokens <= capacity_) return;
+    capacity_ = tokens < 64 ? 64 : 2 * tokens;
+    const int64_t q = spec_.heads * spec_.dim;
+    x_ = aligned<float>(capacity_ * spec_.hidden);
+    normed_ = aligned<X>(capacity_ * spec_.hidden);
+    qkv_ = aligned<float>(capacity_ * qkv_width_);
+    queries_ = aligned<X>(capacity_ * q);
+    attended_ = aligned<X>(capacity_ * q);
+    active_ = aligned<X>(capacity_ * spec_.intermediate);
+    blocks_ = aligned<Block>(capacity_);
+  }
+
+  // Consecutive tokens of a row that attend together.
+  void plan_blocks() {
+    num_blocks_ = 0;
+    for (int row = 0; row < int(step_->rows); ++row) {
+      const int last = step_->query_start[row + 1];
+      for (int first = step_->query_start[row]; first < last; first += kQueryBlock) {
+        blocks_[num_blocks_++] = {row, first, std::min(kQueryBlock, last - first)};
+      }
+    }
+  }
+
   // -- the phases ---------------------------------------------------------------------------
 
   void work(int thread) {
@@ -78,6 +89,7 @@ class TypedModel final : public Model {
     each(phase++, tokens, [&](int t) { embed(t); });
     for (int64_t i = 0; i < spec_.num_layers; ++i) {
       const Layer& layer = spec_.layers[i];
+      if (thread == 0) beat();
       each(phase++, tokens, [&](int t) { norm(layer.input_norm, t); });
       product(phase++, thread, layer.qkv, normed_.get(), tokens,
               [&](int r, int t, float value) { qkv_[t * qkv_width_ + r] = value; });
@@ -95,6 +107,14 @@ class TypedModel final : public Model {
             [&](int r, int t, float value) { step_->logits[t * spec_.head.rows + r] = value; });
   }
 
+  // A sign of life: a step of a large model over a long chunk takes many seconds.
+  void beat() const {
+    if (!step_->heartbeat) return;
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    __atomic_store_n(step_->heartbeat, now.tv_sec * int64_t(1000000000) + now.tv_nsec, __ATOMIC_RELAXED);
+  }
+
   template <class Task>
   void each(int phase, int count, Task task) {
     team_.each(phase, count, task);
@@ -110,7 +130,12 @@ class TypedModel final : public Model {
   void product(int phase, int thread, const Matrix& matrix, const X* input, int tokens, Emit emit) {
     const int rows = int(matrix.rows), size = std::max(1, rows_per_task(rows));
     each(phase, tokens ? (rows + size - 1) / size : 0, [&](int i) {
-      run(thread, matrix, input, i * size, std::min(rows, (i + 1) * size), tokens, emit);
+      const int first = i * size, last = std::min(rows, first + size);
+      for (int from = 0; from < tokens; from += kTokenBlock) {
+        const X* block = input + from * matrix.columns;
+        run(thread, matrix, block, first, last, std::min(kTokenBlock, tokens - from),
+            [&](int r, int t, float value) { emit(r, from + t, value); });
+      }
     });
   }
 
@@ -129,14 +154,14 @@ class TypedModel final : public Model {
     const int width = int(spec_.intermediate), size = std::min(kGatedRows, rows_per_task(width));
     each(phase, (width + size - 1) / size, [&](int i) {
       const int first = i * size, last = std::min(width, first + size);
-      for (int from = 0; from < tokens; from += kGatedTokens) {
-        gate_block(thread, matrix, first, last, from, std::min(kGatedTokens, tokens - from));
+      for (int from = 0; from < tokens; from += kTokenBlock) {
+        gate_block(thread, matrix, first, last, from, std::min(kTokenBlock, tokens - from));
       }
     });
   }
 
   void gate_block(int thread, const Matrix& matrix, int first, int last, int from, int tokens) {
-    alignas(64) float gates[kGatedRows * kGatedTokens], ups[kGatedRows * kGatedTokens];
+    alignas(64) float gates[kGatedRows * kTokenBlock], ups[kGatedRows * kTokenBlock];
     const int width = int(spec_.intermediate);
     const X* input = normed_.get() + from * spec_.hidden;
     run(thread, matrix, input, first, last, tokens,
@@ -214,71 +239,86 @@ class TypedModel final : public Model {
   void plan_segments() {
     const StepSpec& step = *step_;
     segments_ = 0;
-    if (team_.threads() == 1 || step.tokens * shape_.kv_heads >= 4 * team_.threads()) return;
+    const bool singles = num_blocks_ == step.tokens;
+    if (team_.threads() == 1 || !singles || step.tokens * shape_.kv_heads >= 4 * team_.threads()) return;
     int64_t longest = 0;
     for (int64_t t = 0; t < step.tokens; ++t) longest = std::max(longest, step.positions[t] + 1);
     if (longest < kLongRow) return;
     segments_ = int((longest + kSegment - 1) / kSegment);
     const int64_t needed = step.tokens * shape_.kv_heads * segments_;
     if (needed > shared_size_) {
-      shared_size_ = 2 * needed;
+      shared_size_ = needed;
       shared_ = aligned<Partial>(shared_size_);
     }
   }
 
   int attention(int phase, int thread, const Layer& layer) {
-    const int pairs = int(step_->tokens) * shape_.kv_heads;
-    if (!segments_) {
-      each(phase, pairs, [&](int task) {
-        Partial* mine = partials_.get() + 2 * thread;
-        attend(shape_, queries(task), cache(layer, task), length(task), mine[0], mine[1]);
-        finish(shape_, mine[0], attended(task));
-      });
-      return phase + 2;
-    }
-    each(phase, pairs * segments_, [&](int task) {
-      const int pair = task / segments_, first = task % segments_ * kSegment;
-      const int count = std::min(kSegment, length(pair) - first);
-      if (count <= 0) return;
-      attend_segment(shape_, queries(pair), cache(layer, pair), first, count, shared_[task]);
+    if (segments_) return shared_attention(phase, layer);
+    const int heads = shape_.kv_heads;
+    each(phase, num_blocks_ * heads, [&](int task) {
+      const Block& block = blocks_[task / heads];
+      const int head = task % heads, last = block.first + block.tokens - 1;
+      Partial* mine = partials_.get() + (kQueryBlock + 1) * thread;
+      const auto pair = [&](int i) { return (block.first + i) * heads + head; };
+      attend(
+          shape_, cache(layer, block.row, head), block.tokens, int(step_->positions[last]) + 1,
+          [&](int i) { return queries(pair(i)); }, [&](int i) { return attended(pair(i)); }, mine,
+          mine[kQueryBlock]);
     });
-    each(phase + 1, pairs, [&](int pair) {
+    return phase + 2;
+  }
+
+  // As above, for few tokens: a task is one segment of one token, all segments are merged after it.
+  int shared_attention(int phase, const Layer& layer) {
+    const int heads = shape_.kv_heads, blocks = num_blocks_;
+    each(phase, blocks * heads * segments_, [&](int task) {
+      const int pair = task / segments_, first = task % segments_ * kSegment;
+      const Block& block = blocks_[pair / heads];
+      const int count = std::min(kSegment, length(block) - first);
+      if (count <= 0) return;
+      const Segment<D> segment(shape_, cache(layer, block.row, pair % heads), first, count);
+      attend_segment(shape_, queries(pair), segment, count, shared_[task]);
+    });
+    each(phase + 1, blocks * heads, [&](int pair) {
       Partial& total = shared_[pair * segments_];
-      for (int i = 1; i * kSegment < length(pair); ++i) merge(shape_, shared_[pair * segments_ + i], total);
+      for (int i = 1; i * kSegment < length(blocks_[pair / heads]); ++i) {
+        merge(shape_, shared_[pair * segments_ + i], total);
+      }
       finish(shape_, total, attended(pair));
     });
     return phase + 2;
   }
 
+  int length(const Block& block) const { return int(step_->positions[block.first]) + 1; }
+
   const X* queries(int pair) const { return queries_.get() + int64_t(pair) * shape_.group * shape_.dim; }
   X* attended(int pair) const { return attended_.get() + int64_t(pair) * shape_.group * shape_.dim; }
-  int length(int pair) const { return int(step_->positions[pair / shape_.kv_heads]) + 1; }
 
   D* key_at(const Layer& layer, int64_t slot, int head) const {
     const int64_t size = spec_.block_size, row = slot / size * shape_.kv_heads + head;
     return static_cast<D*>(layer.cache) + (row * 2 * size + slot % size) * shape_.dim;
   }
 
-  HeadCache<D> cache(const Layer& layer, int pair) const {
+  HeadCache<D> cache(const Layer& layer, int row, int head) const {
     const int64_t stride = shape_.kv_heads * 2 * spec_.block_size * shape_.dim;
-    const int32_t* blocks = step_->block_tables + row_of_[pair / shape_.kv_heads] * step_->table_stride;
-    const D* base = key_at(layer, 0, pair % shape_.kv_heads);
-    return {base, blocks, stride, int(spec_.block_size), shape_.dim};
+    const int32_t* blocks = step_->block_tables + row * step_->table_stride;
+    return {key_at(layer, 0, head), blocks, stride, int(spec_.block_size), shape_.dim};
   }
 
   static constexpr int kGatedRows = 64;
-  static constexpr int kGatedTokens = 64;
+  static constexpr int kTokenBlock = 64;  // their inputs stay in the second-level cache
+  static constexpr int kQueryBlock = 16;
 
   const ModelSpec spec_;
   const HeadShape shape_;
   Team team_;
   const StepSpec* step_ = nullptr;
-  int64_t qkv_width_ = 0, scratch_stride_ = 0, shared_size_ = 0;
-  int segments_ = 0;
+  int64_t capacity_ = 0, qkv_width_ = 0, scratch_stride_ = 0, shared_size_ = 0;
+  int segments_ = 0, num_blocks_ = 0;
   Array<float> x_{nullptr, std::free}, qkv_{nullptr, std::free};
   Array<X> normed_{nullptr, std::free}, queries_{nullptr, std::free}, attended_{nullptr, std::free};
   Array<X> active_{nullptr, std::free}, scratch_{nullptr, std::free};
-  Array<int32_t> row_of_{nullptr, std::free};
+  Array<Block> blocks_{nullptr, std::free};
   Array<Partial> partials_{nullptr, std::free}, shared_{nullptr, std::free};
 };
 
@@ -289,14 +329,20 @@ class TypedModel final : public Model {
 
 extern "C" {
 
+// What library.py must find: the version, and the sizes of the structures as it knows them.
+TRS_EXPORT int64_t trs_interface() {
+  return ((trs::kInterfaceVersion * 1000 + sizeof(trs::Layer)) * 1000 + sizeof(trs::ModelSpec)) * 1000 +
+         sizeof(trs::StepSpec);
+}
+
 // Head dimensions must be a multiple of this, for the kernels' vectors.
 TRS_EXPORT int64_t trs_dim_multiple(int32_t kind) {
   return trs::Kind(kind) == trs::Kind::kFloat32 ? trs::kLanes : trs::kStride<trs::bf16, trs::Input<trs::bf16>::Type>;
 }
 
-TRS_EXPORT void* trs_create(const trs::ModelSpec* spec, int32_t threads, int32_t spin, int64_t max_tokens) {
-  if (spec->kind == trs::Kind::kFloat32) return new trs::TypedModel<float>(*spec, threads, spin, max_tokens);
-  return new trs::TypedModel<trs::bf16>(*spec, threads, spin, max_tokens);
+TRS_EXPORT void* trs_create(const trs::ModelSpec* spec, int32_t threads, int32_t spin) {
+  if (spec->kind == trs::Kind::kFloat32) return new trs::TypedModel<float>(*spec, threads, spin);
+  return new trs::TypedModel<trs::bf16>(*spec, threads, spin);
 }
 
 TRS_EXPORT void trs_step(void* model, const trs::StepSpec* step) { static_cast<trs::Model*>(model)->step(*step); }
