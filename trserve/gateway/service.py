@@ -248,7 +248,7 @@ class Service:
         return range(len(self.model_names))
 
     def _expecting(self, placement: Placement, request: GenerationRequest, room: int) -> list[int]:
-        """The models that may compute the prompt early: none if it is all that is wanted, or scored."""
+        """The models that may compute the prompt early; none if it is scored, or all there is."""
         scored = request.echo and request.logprobs is not None
         if self._plan.early_prefill == "off" or scored or room < 1:
             return []
