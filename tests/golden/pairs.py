@@ -14,7 +14,7 @@ from typing import Any
 from tests.golden.compare import Summary, assert_golden
 from tests.golden.completions import Reply, ask, check_accounts
 from tests.golden.reference import LLM, SLM, Reference, Setting, Trace
-from tests.serverproc import Server, concurrently
+from tests.serverproc import Server, concurrently, wait_until
 
 LARGE_SEED = 0x1234_5678_9ABC_DEF0
 SETTINGS = (
@@ -24,6 +24,21 @@ SETTINGS = (
 
 Case = tuple[int, str]
 """Index of the prompt and name of the setting."""
+
+
+def loads(server: Server) -> list[dict[str, Any]]:
+    """What the workers of a server that has just fallen idle say, once they have said it.
+
+    They do so ten milliseconds later, or in their next step.
+    """
+
+    def probe() -> list[dict[str, Any]]:
+        return server.request("GET", "/health").json()["models"]
+
+    def settled(models: list[dict[str, Any]]) -> bool:
+        return all(m["free_blocks"] + m["cached_blocks"] == m["total_blocks"] for m in models)
+
+    return wait_until(probe, settled, 2.0)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import pytest
 
 from tests.golden.compare import Answer, assert_golden
 from tests.golden.completions import PATH, body_of
-from tests.golden.pairs import Pair, settings_of
+from tests.golden.pairs import Pair, loads, settings_of
 from tests.golden.random_pair import OUTPUT, RandomPair, build_random_pair, random_prompts
 from tests.golden.reference import SLM, Reference, Setting
 from tests.golden.test_golden import choice_seed
@@ -73,7 +73,7 @@ def test_alone_and_sixty_four_at_once(pair, full):
     pair.check(every if full else every[::8], 1, streamed=[False])
     for _ in range(3 if full else 1):
         pair.check(every, TOGETHER, streamed=[True, False])
-    for model in pair.server.request("GET", "/health").json()["models"]:
+    for model in loads(pair.server):
         assert bool(model["kv_drops"]) is (pair.name == "pressure")
         assert bool(model["cache_hit_tokens"]) is (pair.name != "no-cache")
         assert model["free_blocks"] + model["cached_blocks"] == model["total_blocks"]
