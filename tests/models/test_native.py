@@ -99,6 +99,18 @@ def test_neighbours_change_not_one_bit(variant, wide, dtype):
             assert torch.equal(logits, expected)
 
 
+def test_a_cached_prefix_changes_not_one_bit(variant, wide):
+    """A row whose first blocks another one has computed, beside one that computes all of it."""
+    tokens = np.random.default_rng(4).integers(96, size=100).tolist()
+    harness = Harness(wide, num_blocks=40)
+    alone, other, tail = harness.table(100), harness.table(100), harness.table(36)
+    expected = prefill(harness, tokens, alone).logits.clone()
+    prefill(harness, [*tokens[:64], *range(20)], other, step=7)
+    cached = np.concatenate((other[:8], tail))
+    found = harness.forward([(tokens[64:], 64, cached)]).logits
+    assert torch.equal(found, expected)
+
+
 def test_threads_change_not_one_bit(variant, wide, monkeypatch):
     """Long rows alone, whose attention is shared out among the threads, included."""
     tokens = np.random.default_rng(2).integers(96, size=1200).tolist()
