@@ -179,10 +179,18 @@ class EngineConfig:
     max_requests: int = option(256, "Requests in the server at once; more wait in the gateway.")
     memory: int = option(
         0,
-        "KV cache of all models together, e.g. 2g.  [default: a quarter of the free memory, "
-        "4g at most]",
+        "KV cache of all models together, e.g. 2g.  [default: what the weights leave, a quarter "
+        "of the free memory and 4g at most]",
         parse=parse_bytes,
         metavar="BYTES",
+    )
+    kv_tokens: tuple[int, ...] = option(
+        (),
+        "Tokens of KV cache, one number a model.  [default: the same for all, as many as --memory "
+        "holds]",
+        parse=parse_counts,
+        metavar="65536,65536",
+        also=("--max-total-tokens",),
     )
     block_size: int = option(16, "Tokens in one KV block.", also=("--page-size",))
     early_prefill: str = option(

@@ -19,6 +19,7 @@ from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.layout import Layout
 from trserve.ipc.slab import available_memory
+from trserve.kv_capacity import common_capacity, kv_budget
 from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
 from trserve.models.fit import check_weights_fit
 from trserve.models.generation_defaults import read_sampling_defaults
@@ -216,27 +217,44 @@ def _kv_blocks(
     dtypes: Sequence[str],
     lengths: Sequence[int],
 ) -> list[int]:
-    """Blocks for each model: the largest token capacity that all can have within the budget.
+    """Blocks for each model: as many as fit for all alike, or what ``--kv-tokens`` says.
 
-    The capacity is ``budget / sum of bytes per token``, the same for all models, because a
-    request that visits them holds KV of its whole row in each; no more than all slots can use.
+    No more than all slots can use.
     """
-    budget = config.engine.memory or min(_MEMORY_MOST, available_memory() // _MEMORY_SHARE)
-    per_token = sum(
-        model.spec.kv_bytes_per_token(_DTYPE_BYTES[dtype])
-        for model, dtype in zip(models, dtypes, strict=True)
-    )
-    size = config.engine.block_size
-    capacity = budget // per_token if per_token else max(lengths) * config.engine.max_requests
+    engine, size = config.engine, config.engine.block_size
+    widths = [_DTYPE_BYTES[dtype] for dtype in dtypes]
+    pairs = list(zip(models, widths, strict=True))
+    per_token = [model.spec.kv_bytes_per_token(width) for model, width in pairs]
+    usable = [-(-length // size) * size * engine.max_requests for length in lengths]
+    if engine.kv_tokens:
+        return _given_blocks(engine.kv_tokens, per_token, size)
+    int8, free = config.model.quantization == "int8", available_memory()
+    weights = [model.spec.weight_bytes(width, int8=int8) for model, width in pairs]
+    most = min(_MEMORY_MOST, free // _MEMORY_SHARE)
+    budget = engine.memory or kv_budget(free, weights, most)
+    capacity = common_capacity(budget, per_token)
+    if capacity is None:
+        return [tokens // size for tokens in usable]
     if capacity < size:
         raise ConfigError(
-            f"--memory {budget}: the KV cache needs {per_token} bytes a token over all models, "
-            f"so one block of {size} tokens does not fit"
+            f"--memory {budget}: the KV cache needs {sum(per_token)} bytes a token over all "
+            f"models, so one block of {size} tokens does not fit"
         )
-    used = [
-        min(capacity, -(-length // size) * size * config.engine.max_requests) for length in lengths
-    ]
-    return [tokens // size for tokens in used]
+    return [min(capacity, tokens) // size for tokens in usable]
+
+
+def _given_blocks(tokens: Sequence[int], per_token: Sequence[int], size: int) -> list[int]:
+    shown = ",".join(map(str, tokens))
+    if len(tokens) != len(per_token):
+        raise ConfigError(f"--kv-tokens {shown}: {len(per_token)} models need a number each")
+    if min(tokens) < size:
+        raise ConfigError(f"--kv-tokens {shown}: a block has {size} tokens, and each needs one")
+    needed = sum(count * each for count, each in zip(tokens, per_token, strict=True))
+    if needed > available_memory():
+        raise ConfigError(
+            f"--kv-tokens {shown}: {needed / 2**30:.1f} GiB, more than the memory that is free"
+        )
+    return [count // size for count in tokens]
 
 
 def _shared_threads(models: int) -> tuple[int, ...]:

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gateway.small_tokenizers import byte_level, save, word_piece
+from trserve import plan as plan_module
 from trserve.config import config_from_flags
 from trserve.errors import ConfigError, ModelUnavailableError
+from trserve.models.spec import read_spec
 from trserve.plan import ServerPlan, make_plan
 
 CONFIG = {
@@ -96,6 +98,38 @@ def test_all_models_hold_the_same_tokens_within_the_budget(
     most = [-(-length // size) * requests for length in (128, 256)]
     assert blocks == [min(capacity, limit) for limit in most]
     assert min(blocks) >= 1
+
+
+def test_tokens_of_kv_may_be_given_for_each_model(pair: tuple[str, str]) -> None:
+    made = plan(pair, kv_tokens=(100, 40), block_size=16)
+    assert [model.num_blocks for model in made.models] == [6, 2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [((64,), "2 models need a number each"), ((64, 8), "a block has 16 tokens"),
+     ((2**50, 64), "more than the memory that is free")],
+)  # fmt: skip
+def test_tokens_of_kv_that_cannot_be_are_refused(
+    pair: tuple[str, str], tokens: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"--kv-tokens [\d,]+: .*{message}"):
+        plan(pair, kv_tokens=tokens, block_size=16)
+
+
+def test_the_weights_are_taken_off_before_the_cache(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With little memory beside the weights the cache gets what they leave, not a quarter."""
+    weights = sum(read_spec(Path(path)).weight_bytes(4) for path in pair)
+    free = (weights + 100_000) * 8 // 7
+    monkeypatch.setattr(plan_module, "available_memory", lambda: free)
+    made = plan(pair, dtype="float32", block_size=16)
+    used = sum(
+        model.num_blocks * 16 * cost
+        for model, cost in zip(made.models, (PER_TOKEN, 3 * PER_TOKEN), strict=True)
+    )
+    assert 0 < used <= free - weights - free // 8 + 1
 
 
 def test_two_models_are_stitched_and_any_other_number_is_not(pair: tuple[str, str]) -> None:
