@@ -1,7 +1,7 @@
 """The compiled kernels: which of their variants this processor can run, and how to call them.
 
 Installing trserve compiles ``step.cpp`` once for each instruction set worth having (``setup.py``).
-Where nothing was compiled, for want of a compiler, torch does the work, at about twice the time a
+Where nothing was compiled, for want of a compiler, torch does the work, in up to twice the time a
 step: compare ``python -m bench.engine`` under ``TRSERVE_CPU_KERNELS=none``. Knows the C interface,
 field for field; nothing of decoders or tensors.
 """
