@@ -11,6 +11,7 @@ much to be kept, so that a hard passage is not left at its first easy token.
 from __future__ import annotations
 
 import struct
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
@@ -32,9 +33,9 @@ class ThresholdRouter(BaseRouter):
     above: ClassVar[bool] = False
     inclusive: ClassVar[bool] = False
 
+    @abstractmethod
     def signal(self, result: StepResult) -> torch.Tensor:
         """float32 [B]; asked at model 0 alone."""
-        raise NotImplementedError
 
     def score(self, result: StepResult) -> torch.Tensor | None:
         """The signal; nothing at the other model, which decides on none."""
