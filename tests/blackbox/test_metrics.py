@@ -43,12 +43,16 @@ def counters(samples: Mapping[Sample, float]) -> dict[Sample, float]:
 
 
 def settled(server: Server) -> dict[Sample, float]:
-    """Once no request is in the server any more."""
-    return wait_until(
-        lambda: scrape(server),
-        lambda found: value(found, "slots", state="free") == value_of_all_slots(found),
-        10.0,
-    )
+    """Once no request is in the server any more, and its workers, fallen idle, have said so.
+
+    They do that ten milliseconds later, or in their next step.
+    """
+
+    def idle(found: Mapping[Sample, float]) -> bool:
+        used = [value(found, "kv_blocks", model=name, state="used") for name in server.models]
+        return value(found, "slots", state="free") == value_of_all_slots(found) and not any(used)
+
+    return wait_until(lambda: scrape(server), idle, 10.0)
 
 
 def value_of_all_slots(samples: Mapping[Sample, float]) -> float:
