@@ -86,7 +86,7 @@ def system_from_flags(
 ) -> System:
     """The system of ``--latency``, ``--algorithm`` and ``--routing``.
 
-    Without ``--routing`` P is only a placeholder, for a trace to replace.
+    Without ``--routing`` its P is neutral, and the caller must take P from a trace instead.
     """
     if latency is None:
         raise ConfigError("--latency is missing: one step time a model, or a --system file")

@@ -5,8 +5,8 @@ know. Nothing is copied: the structures below point into the tensors, which this
 
 A token's results depend on its own row alone, to the last bit (see ``linear.h``): not on its
 neighbours in the batch, nor on the chunks in which the row was computed, nor on what came from the
-prefix cache. The exception are processors with matrix units (AMX), whose large bfloat16 products
-torch makes several times faster: there, larger steps than LARGE_STEP are torch's.
+prefix cache. The exception are processors with matrix units (AMX), which torch uses and the kernels
+do not: there, bfloat16 steps of more tokens than LARGE_STEP are torch's.
 
 Knows nothing of requests, of batches' composition or of threads' number and place.
 """
