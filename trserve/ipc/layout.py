@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 LINE: Final = 64
 MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
-LAYOUT_VERSION: Final = 6
+LAYOUT_VERSION: Final = 7
 PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
@@ -47,11 +47,33 @@ WORKER_WORDS: Final = (
     "heartbeat",
     "early_tokens",
     "early_tokens_used",
+    "buffered",
+    "in_step",
+    "batch_threshold",
+    "slowest_step_ns",
+    "gate_threshold",
+    "gate_nobody_runs",
+    "gate_timeout",
+    "gate_drain",
 )
-"""Words of a worker's header lines, each with one writer (``status``: launcher; others: worker).
+"""Words of a worker's header lines, each with one writer (``status``: launcher; others: worker, or
+the launcher for one that was reaped).
 
-``heartbeat`` is ``time.monotonic_ns`` at the worker's last sign of life.
+``heartbeat`` is ``time.monotonic_ns`` at the worker's last sign of life. ``buffered`` and
+``in_step`` count requests for the peers' gates, ``batch_threshold`` is the B in force, and
+``gate_*`` count openings by reason.
 """
+
+ESTIMATE_WORDS: Final = (
+    "live",
+    "predicted_tokens_per_s",
+    "eager_tokens_per_s",
+    "measured_tokens_per_s",
+    "solutions",
+    "changes",
+)
+"""float64 words of the solver, before its matrices (``Layout.estimate_words``); 0 before it knows
+any."""
 
 WORKER_LINES: Final = -(-len(WORKER_WORDS) * 8 // LINE)
 
@@ -110,6 +132,16 @@ class Layout:
         return _align(8 * (1 + self.slots))
 
     @property
+    def tally_words(self) -> int:
+        """Words of one worker's tally: moved and committed by model, steps and time by width."""
+        return 2 * self.workers + 2 * (1 + self.slots)
+
+    @property
+    def estimate_words(self) -> int:
+        """float64 words of the solver: the named ones, then P, C (row by row) and L."""
+        return len(ESTIMATE_WORDS) + 2 * self.workers**2 + self.workers
+
+    @property
     def pages_per_request(self) -> int:
         """Annotation pages that one request may hold: a whole row's, within reason."""
         return min(pages_for(self.row_tokens, MAX_TOPS), MAX_PAGES_PER_REQUEST)
@@ -141,6 +173,8 @@ class Layout:
             "params_len": words,
             "suspect": words,
             "in_step": self.in_step_bytes * self.workers,
+            "tallies": _align(8 * self.tally_words) * self.workers,
+            "estimates": 8 * self.estimate_words,
             "closed": words * self.workers,
             "extras": 2 * EXTRAS_BYTES * self.slots,
             "params": PARAMS_BYTES * self.slots,
@@ -168,6 +202,10 @@ class Layout:
         """Byte offset of the ring from ``producer`` (a worker, or the gateway) to a worker."""
         index = consumer * (self.workers + 1) + producer
         return self.regions["rings"].offset + index * self.ring_bytes
+
+    def tally_offset(self, worker: int) -> int:
+        """Byte offset of a worker's tally."""
+        return self.regions["tallies"].offset + worker * _align(8 * self.tally_words)
 
     def trace_offset(self, process: int) -> int:
         """Byte offset of the events of ``process``: a worker, or the gateway."""

@@ -15,6 +15,8 @@ field                                     writer
 ``closed[w]``, ``in_step[w]``             worker w (``closed``: the launcher for a reaped worker)
 ``epoch``, ``suspect``                    launcher
 ``traces[p]``                             process p, see trace.py
+``tallies[w]``                            worker w, see tally.py
+``estimates``                             the solver
 ========================================  =====================================================
 """
 
@@ -113,6 +115,7 @@ class Slab:
         suspect: S int64 words: the generation that may have ended a worker, or another.
         in_step: W int64 arrays [1 + S]: how many slots the running step has, then these.
         workers: one WorkerWords per worker.
+        estimates: float64 words, see estimates.py.
     """
 
     def __init__(self, fd: int, layout: Layout, *, create: bool = False) -> None:
@@ -149,6 +152,7 @@ class Slab:
         in_step = self._array("in_step", np.int64, (layout.workers, layout.in_step_bytes // 8))
         self.in_step = [words[: 1 + slots] for words in in_step]
         self.workers = [WorkerWords(self._worker_words(w)) for w in range(layout.workers)]
+        self.estimates = self._array("estimates", np.float64, (layout.estimate_words,))
         self._extras = self._raw("extras")
         self._params = self._raw("params")
 
@@ -187,6 +191,11 @@ class Slab:
         """The int64 words of one ring, header first."""
         offset = self.layout.ring_offset(producer, consumer)
         return self._bytes[offset : offset + self.layout.ring_bytes].cast("q")
+
+    def tally_words(self, worker: int) -> memoryview:
+        """The int64 words of one worker's tally."""
+        offset = self.layout.tally_offset(worker)
+        return self._bytes[offset : offset + 8 * self.layout.tally_words].cast("q")
 
     def trace_words(self, process: int) -> memoryview:
         """The int64 words of one process's events, a worker's or the gateway's."""
