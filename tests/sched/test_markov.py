@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tests.sched.systems import agrees, mixture, plain_throughput, r2r, r_stitch
 from trserve.sched.explore import BudgetExceeded
-from trserve.sched.markov import is_feasible, throughput
+from trserve.sched.markov import throughput
 from trserve.sched.system import InvalidSystem, coarsened, make_system, to_quanta
+from trserve.sched.vectors import is_feasible
 
 # (N, B1 = 1, 2, ...) at p = 0.35, B0 = 1, as printed.
 REFERENCE = {

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.sched.systems import agrees, mixture, r2r
-from trserve.sched.markov import is_feasible, throughput
+from trserve.sched.markov import throughput
 from trserve.sched.search import (
     COARSE,
     EXACT,
@@ -20,6 +20,7 @@ from trserve.sched.search import (
     search,
 )
 from trserve.sched.table import ThresholdTable
+from trserve.sched.vectors import is_feasible
 
 
 @pytest.mark.parametrize(

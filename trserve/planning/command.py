@@ -13,10 +13,10 @@ from trserve.errors import ConfigError
 from trserve.planning import inputs, quality, recorded, report
 from trserve.planning.report import Arrivals, Plan, Row
 from trserve.sched.diagnose import fits
-from trserve.sched.markov import Vector
 from trserve.sched.search import Solution, evaluate, search
 from trserve.sched.system import InvalidSystem, System
 from trserve.sched.table import ThresholdTable
+from trserve.sched.vectors import Vector
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import orjson
 
 from trserve.errors import ConfigError
 from trserve.sched.algorithms import behaviour
-from trserve.sched.markov import Vector, is_feasible
 from trserve.sched.system import (
     DEFAULT_DELTA_MS,
     InvalidSystem,
     System,
     make_system,
 )
+from trserve.sched.vectors import Vector, is_feasible
 
 MAX_CONCURRENCY = 4096
 _SYSTEM_KEYS = ("P", "C", "D", "latency_ms", "delta_ms")

@@ -23,11 +23,11 @@ import orjson
 from trserve.errors import ConfigError
 from trserve.sched.diagnose import fitted
 from trserve.sched.journeys import TraceSource, Visit
-from trserve.sched.markov import Vector, is_feasible
 from trserve.sched.search import Solution
 from trserve.sched.simulator import Outcome, simulate
 from trserve.sched.system import Matrix, System
 from trserve.sched.table import ThresholdTable
+from trserve.sched.vectors import Vector, is_feasible
 
 _SLOW_STEPS: Final = 3000
 """A replay lasts so many steps of the slowest model: its interval is then about 1 %."""

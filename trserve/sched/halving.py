@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from trserve.sched.markov import Vector
 from trserve.sched.montecarlo import Estimate, Sums, simulate
 from trserve.sched.system import System
+from trserve.sched.vectors import Vector
 
 _FIRST_RUNS: Final = 4
 _ENOUGH: Final = 1e-3

@@ -16,18 +16,11 @@ from trserve.sched.chain import Chain, Ints
 from trserve.sched.explore import BudgetExceeded, Graph, explore
 from trserve.sched.stationary import long_run_distribution
 from trserve.sched.system import System
-
-Vector = tuple[int, ...]
-"""One batch threshold for each model."""
+from trserve.sched.vectors import Vector, is_feasible
 
 _CHUNK_TRANSITIONS: Final = 1_000_000
 """Vectors are solved together while their chains are expected to have so many: enough to carry
 the cost of an array operation, little enough for memory (about 60 MB)."""
-
-
-def is_feasible(vector: Sequence[int], concurrency: int) -> bool:
-    """Whether some model can start whichever way ``concurrency`` requests are spread."""
-    return min(vector) >= 1 and sum(vector) - len(vector) <= concurrency - 1
 
 
 def throughput(

@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from trserve.sched.chain import Chain, Floats, Ints
-from trserve.sched.markov import Vector, check
+from trserve.sched.markov import check
 from trserve.sched.system import System
+from trserve.sched.vectors import Vector
 
 WARM_UP_EPOCHS: Final = 300
 EPOCHS: Final = 700

@@ -23,10 +23,10 @@ from typing import Final
 import numpy as np
 
 from trserve.sched.estimator import Estimate
-from trserve.sched.markov import Vector, is_feasible
 from trserve.sched.search import Solution, search
 from trserve.sched.system import System, coarsened
 from trserve.sched.table import ThresholdTable
+from trserve.sched.vectors import Vector, is_feasible
 
 MARGIN: Final = 0.01
 """Of the throughput: a predicted gain below it is not worth a change."""

@@ -29,8 +29,9 @@ import numpy as np
 
 from trserve.sched.explore import BudgetExceeded
 from trserve.sched.halving import halve
-from trserve.sched.markov import Vector, check, throughput
+from trserve.sched.markov import check, throughput
 from trserve.sched.system import System, coarsened
+from trserve.sched.vectors import Vector
 
 EXACT: Final = "exact"
 COARSE: Final = "coarse-search"
