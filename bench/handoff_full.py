@@ -47,8 +47,10 @@ from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import RingConsumer, RingProducer
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab
+from trserve.ipc.tally import TallyWriter
 from trserve.ipc.trace import TraceWriter
 from trserve.params import RequestParams, SamplingParams, encode_params
+from trserve.sched.table import ThresholdTable
 
 if TYPE_CHECKING:
     from trserve.workers.loop import WorkerLoop
@@ -85,6 +87,7 @@ def _create_loop(
     from trserve.models.aliases import resolve_model
     from trserve.models.loading import load_model
     from trserve.workers.blocks import BlockPool
+    from trserve.workers.gating import WorkerGate
     from trserve.workers.kv_cache import KVCache
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.memory import pending_with_blocks
@@ -112,6 +115,7 @@ def _create_loop(
     pool = BlockPool(num_blocks, BLOCK, prefix_caching=setting.keeps_kv)
     table = RequestTable(slab, outbox, pool, index)
     table.trace = WorkerTrace(TraceWriter(slab.trace_words(index)))
+    tally = TallyWriter(slab, index)
     cycle = StepCycle(
         index=index,
         slab=slab,
@@ -126,7 +130,9 @@ def _create_loop(
             block_size=BLOCK,
         ),
         limits=StepLimits(64, MAX_STEP_TOKENS),
+        tally=tally,
     )
+    gate = WorkerGate(slab, index, shared.bells, thresholds=ThresholdTable.eager(2), max_rows=64)
 
     def publish() -> None:
         stamps.flushing = time.monotonic_ns()
@@ -142,6 +148,8 @@ def _create_loop(
         on_control=lambda: not _has_ended(control_fd),
         launcher_fd=os.pidfd_open(os.getppid()),
         table=table,
+        tally=tally,
+        gate=gate,
         cycle=StampedCycle(cycle, stamps),  # type: ignore[arg-type]
         publish=publish,
         trace=table.trace,

@@ -40,12 +40,15 @@ from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import RingConsumer, RingProducer
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab
+from trserve.ipc.tally import TallyWriter
 from trserve.ipc.trace import TraceWriter
 from trserve.models.aliases import ZERO_LAYER, alias_spec
 from trserve.models.dummy import dummy_decoder
 from trserve.params import RequestParams, SamplingParams, encode_params
 from trserve.router_lib.base import RouterContext
+from trserve.sched.table import ThresholdTable
 from trserve.workers.blocks import BlockPool
+from trserve.workers.gating import WorkerGate
 from trserve.workers.kv_cache import KVCache
 from trserve.workers.loop import WorkerLoop
 from trserve.workers.routing import Routing, create_router
@@ -117,6 +120,7 @@ class Rig:
         config = {"tau": 1.0} if router == "r-stitch" else {}
         made = create_router(router, RouterContext(0, models, self.vocabulary, config))
         made.route = self.stopwatch.wrap(made.route)  # type: ignore[method-assign]
+        tally = TallyWriter(slab, 0)
         cycle = StepCycle(
             index=0,
             slab=slab,
@@ -131,7 +135,9 @@ class Rig:
                 block_size=BLOCK_SIZE,
             ),
             limits=StepLimits(MAX_ROWS, MAX_TOKENS),
+            tally=tally,
         )
+        eager = ThresholdTable.eager(layout.workers)
         loop = WorkerLoop(
             bell=bells[0],
             rings=[RingConsumer(slab.ring_words(p, 0)) for p in range(1, layout.workers + 1)],
@@ -139,7 +145,9 @@ class Rig:
             on_control=lambda: True,
             launcher_fd=self.launcher[0],
             table=table,
+            tally=tally,
             cycle=cycle,
+            gate=WorkerGate(slab, 0, bells, thresholds=eager, max_rows=MAX_ROWS),
             publish=outbox.flush,
             trace=table.trace,
         )

@@ -12,6 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final
 
+from trserve.config_values import (
+    parse_assignments,
+    parse_bytes,
+    parse_counts,
+    parse_names,
+    parse_thresholds,
+)
 from trserve.errors import ConfigError
 from trserve.restarts import ON_PEER_LOSS
 
@@ -57,50 +64,6 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def parse_names(text: str) -> tuple[str, ...]:
-    """``A,B`` to a tuple of names."""
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ValueError(f"{text!r} has an empty name")
-    return names
-
-
-def parse_counts(text: str) -> tuple[int, ...]:
-    """``1,1`` to a tuple of positive integers."""
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{text!r} is no list of whole numbers") from None
-    if min(counts) < 1:
-        raise ValueError(f"{text!r} must be 1 or more everywhere")
-    return counts
-
-
-def parse_bytes(text: str) -> int:
-    """``2g``, ``512m`` or plain bytes to bytes."""
-    units = {"k": 2**10, "m": 2**20, "g": 2**30}
-    digits = text.lower().removesuffix("b").removesuffix("i")
-    unit = units.get(digits[-1:], 1)
-    try:
-        value = int(float(digits[:-1] if unit > 1 else digits) * unit)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no size; write 2g, 512m or a number of bytes") from None
-    if value <= 0:
-        raise ValueError(f"{text!r} must be more than nothing")
-    return value
-
-
-def parse_assignments(text: str) -> tuple[tuple[str, str], ...]:
-    """``k=v,...`` to pairs of texts."""
-    pairs: list[tuple[str, str]] = []
-    for part in text.split(","):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise ValueError(f"{part!r} is not of the form key=value")
-        pairs.append((key.strip(), value.strip()))
-    return tuple(pairs)
-
-
 @dataclass(frozen=True)
 class ModelConfig:
     """Which models, in which precision."""
@@ -142,7 +105,7 @@ class RouterConfig:
     router: str = option(
         "auto",
         "Router: r-stitch, r2r, citer, co-llm, confidence, entropy, top-prob, margin, step-leader, "
-        "me, random, none, or module:Class.  [default: r-stitch for two models]",
+        "me, random, none, emulated, or module:Class.  [default: r-stitch for two models]",
     )
     router_config: tuple[tuple[str, str], ...] = option(
         (),
@@ -157,7 +120,17 @@ class RouterConfig:
 class PlacementConfig:
     """Where the models run."""
 
-    device: str = option("auto", "Device of all models.", choices=DEVICES)
+    device: str = option(
+        "auto",
+        "Device of all models; emulated takes the time of a --profile and makes tokens up.",
+        choices=DEVICES,
+    )
+    profile: str = option(
+        "",
+        "Latency profile of emulated devices: one that ships with the package, or a JSON file.  "
+        "[default: the one that has exactly these --models]",
+        metavar="NAME|FILE",
+    )
     threads: tuple[int, ...] = option(
         (),
         "CPU threads, one number a model.  [default: the cores shared out, at least 1]",
@@ -193,16 +166,34 @@ class EngineConfig:
         also=("--max-total-tokens",),
     )
     block_size: int = option(16, "Tokens in one KV block.", also=("--page-size",))
+    enable_prefix_caching: bool = option(
+        True,
+        "Keep the KV of computed prompts and answers for requests that begin alike.",
+        off=("--disable-radix-cache",),
+    )
+
+
+@dataclass(frozen=True)
+class SchedulingConfig:
+    """When a model starts a step."""
+
+    batch_threshold: tuple[int, ...] = option(
+        (),
+        "Requests that a model waits for before a step, one number a model (1,1: never wait), or "
+        "auto: what yields the most tokens/s by what was measured.  [default: auto]",
+        parse=parse_thresholds,
+        metavar="auto|1,3",
+    )
+    max_wait_ms: float = option(
+        0.0,
+        "Longest wait of a request for others before a step.  [default: four steps of the slowest "
+        "model, at least 20]",
+    )
     early_prefill: str = option(
         EARLY_PREFILL[0],
         "When a model computes the prompts of requests that another one writes, so that a first "
         "handoff does not wait for that: idle, when it has nothing else to do.",
         choices=EARLY_PREFILL,
-    )
-    enable_prefix_caching: bool = option(
-        True,
-        "Keep the KV of computed prompts and answers for requests that begin alike.",
-        off=("--disable-radix-cache",),
     )
 
 
@@ -257,6 +248,7 @@ class LaunchConfig:
     router: RouterConfig = RouterConfig()
     placement: PlacementConfig = PlacementConfig()
     engine: EngineConfig = EngineConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
     recording: RecordConfig = RecordConfig()
     endpoint: EndpointConfig = EndpointConfig()
     faults: FaultConfig = FaultConfig()
@@ -267,6 +259,7 @@ GROUPS: Final[dict[str, type[Any]]] = {
     "router": RouterConfig,
     "placement": PlacementConfig,
     "engine": EngineConfig,
+    "scheduling": SchedulingConfig,
     "recording": RecordConfig,
     "endpoint": EndpointConfig,
     "faults": FaultConfig,
@@ -318,6 +311,14 @@ def _check(config: LaunchConfig) -> None:
         )
     if not 0 <= config.faults.drain_timeout < math.inf:
         raise ConfigError(f"--drain-timeout {config.faults.drain_timeout:g}: must be 0 or more")
+    if not 0 <= config.scheduling.max_wait_ms < math.inf:
+        raise ConfigError(f"--max-wait-ms {config.scheduling.max_wait_ms:g}: must be 0 or more")
+    thresholds = config.scheduling.batch_threshold
+    if thresholds and len(thresholds) != len(models):
+        raise ConfigError(
+            f"--batch-threshold names {len(thresholds)} numbers for {len(models)} models: give "
+            "one a model, or auto"
+        )
     threads = config.placement.threads
     if threads and len(threads) != len(models):
         raise ConfigError(

@@ -15,11 +15,13 @@ import msgspec
 
 from trserve import demo
 from trserve.config import LaunchConfig
+from trserve.emulated.placement import place
+from trserve.emulated.profile import Profile
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.layout import Layout
 from trserve.ipc.slab import available_memory
-from trserve.kv_capacity import common_capacity, kv_budget
+from trserve.kv_blocks import DTYPE_BYTES, kv_blocks
 from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
 from trserve.models.fit import check_weights_fit
 from trserve.models.generation_defaults import read_sampling_defaults
@@ -29,11 +31,9 @@ from trserve.recording import RecordPlan, plan_record
 from trserve.restarts import ON_PEER_LOSS
 from trserve.router_lib.configuration import Values, read_untyped, read_values
 from trserve.router_lib.registry import MODEL, TOKENIZER, RouterEntry, describe
+from trserve.sched.table import ThresholdTable
 
-_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _BFLOAT16_FROM: Final = 50_000_000
-_MEMORY_SHARE: Final = 4
-_MEMORY_MOST: Final = 4 * 2**30
 _DEFAULT_ROUTER: Final = "r-stitch"
 
 
@@ -58,7 +58,8 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``router_config`` holds numbers and texts by name; for a built-in router it is complete with
     defaults.
-    ``record`` is None where nothing is recorded.
+    ``record`` is None where nothing is recorded, ``batch_threshold`` where thresholds follow the
+    load; ``max_wait_ms`` 0 stands for the gate's default.
     """
 
     models: list[ModelPlan]
@@ -76,11 +77,26 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     prefix_caching: bool = True
     early_prefill: str = "idle"
+    batch_threshold: list[int] | None = None
+    max_wait_ms: float = 0.0
     max_rows: int
     max_tokens: int
     record: RecordPlan | None = None
+    profile: Profile | None = None
     on_peer_loss: str = ON_PEER_LOSS[0]
     watchdog_s: float = 0.0
+
+    @property
+    def thresholds(self) -> ThresholdTable:
+        """The batch thresholds at the start: the fixed ones, else eager execution."""
+        if self.batch_threshold is None:
+            return ThresholdTable.eager(len(self.models))
+        return ThresholdTable.fixed(self.batch_threshold)
+
+    @property
+    def max_wait_s(self) -> float | None:
+        """How long a gate stays closed at most; None: it follows the steps."""
+        return self.max_wait_ms / 1e3 or None
 
     @property
     def layout(self) -> Layout:
@@ -95,16 +111,20 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         ConfigError: a flag is wrong; the message names it.
         ModelUnavailableError: a model or device is not here.
     """
-    device = _device(config.placement.device)
+    device = _device(config)
     load_format = cast(LoadFormat, config.model.load_format)
-    models = [resolve_model(name, load_format) for name in config.model.models]
+    profile: Profile | None = None
+    if device == "emulated":
+        config, profile, models = place(config)
+    else:
+        models = [resolve_model(name, load_format) for name in config.model.models]
     router, router_config = _router(config, models)
     tokenizer = _common_tokenizer(models)
     lengths = [_model_length(model, config.model.max_model_len) for model in models]
     dtypes = [_dtype(model, config.model.dtype) for model in models]
     int8 = config.model.quantization == "int8"
     _check_memory(models, dtypes, int8=int8)
-    blocks = _kv_blocks(config, models, dtypes, lengths)
+    blocks = kv_blocks(config, models, dtypes, lengths)
     threads = config.placement.threads or _shared_threads(len(models))
     eos = {token for model in models for token in model.spec.eos_token_ids}
     return ServerPlan(
@@ -134,20 +154,43 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         row_tokens=max(lengths),
         block_size=config.engine.block_size,
         prefix_caching=config.engine.enable_prefix_caching,
-        early_prefill=config.engine.early_prefill,
+        early_prefill=config.scheduling.early_prefill,
+        batch_threshold=_batch_threshold(config),
+        max_wait_ms=config.scheduling.max_wait_ms,
         max_rows=config.engine.max_num_seqs,
         max_tokens=config.engine.max_num_batched_tokens,
         record=_record(config, models, dtypes, tokenizer.size),
+        profile=profile,
         on_peer_loss=config.faults.on_peer_loss,
         watchdog_s=config.faults.watchdog_s,
     )
 
 
-def _device(device: str) -> str:
+def _batch_threshold(config: LaunchConfig) -> list[int] | None:
+    """What ``--batch-threshold`` says; one model alone has nobody to wait for."""
+    wanted = list(config.scheduling.batch_threshold)
+    if not wanted:
+        return None if len(config.model.models) > 1 else [1]
+    most = min(config.engine.max_num_seqs, config.engine.max_requests)
+    if max(wanted) > most:
+        raise ConfigError(
+            f"--batch-threshold {','.join(map(str, wanted))}: a step takes {most} requests at most "
+            "(--max-num-seqs, --max-requests)"
+        )
+    return wanted
+
+
+def _device(config: LaunchConfig) -> str:
+    device, profile = config.placement.device, config.placement.profile
+    if device == "emulated":
+        return device
+    if profile:
+        raise ConfigError(f"--profile {profile}: is for --device emulated, not {device}")
     if device in ("auto", "cpu"):
         return "cpu"
     raise ModelUnavailableError(
-        f"--device {device}: this version runs models on the CPU only\nuse --device cpu"
+        f"--device {device}: this version runs models on the CPU only\n"
+        "use --device cpu, or --device emulated, which only takes a device's time"
     )
 
 
@@ -205,56 +248,10 @@ def _dtype(model: ResolvedModel, wanted: str) -> str:
 
 def _check_memory(models: Sequence[ResolvedModel], dtypes: Sequence[str], *, int8: bool) -> None:
     sizes = [
-        (model.name, model.spec, _DTYPE_BYTES[dtype], int8)
+        (model.name, model.spec, DTYPE_BYTES[dtype], int8)
         for model, dtype in zip(models, dtypes, strict=True)
     ]
     check_weights_fit(sizes, available_memory())
-
-
-def _kv_blocks(
-    config: LaunchConfig,
-    models: Sequence[ResolvedModel],
-    dtypes: Sequence[str],
-    lengths: Sequence[int],
-) -> list[int]:
-    """Blocks for each model: as many as fit for all alike, or what ``--kv-tokens`` says.
-
-    No more than all slots can use.
-    """
-    engine, size = config.engine, config.engine.block_size
-    widths = [_DTYPE_BYTES[dtype] for dtype in dtypes]
-    pairs = list(zip(models, widths, strict=True))
-    per_token = [model.spec.kv_bytes_per_token(width) for model, width in pairs]
-    usable = [-(-length // size) * size * engine.max_requests for length in lengths]
-    if engine.kv_tokens:
-        return _given_blocks(engine.kv_tokens, per_token, size)
-    int8, free = config.model.quantization == "int8", available_memory()
-    weights = [model.spec.weight_bytes(width, int8=int8) for model, width in pairs]
-    most = min(_MEMORY_MOST, free // _MEMORY_SHARE)
-    budget = engine.memory or kv_budget(free, weights, most)
-    capacity = common_capacity(budget, per_token)
-    if capacity is None:
-        return [tokens // size for tokens in usable]
-    if capacity < size:
-        raise ConfigError(
-            f"--memory {budget}: the KV cache needs {sum(per_token)} bytes a token over all "
-            f"models, so one block of {size} tokens does not fit"
-        )
-    return [min(capacity, tokens) // size for tokens in usable]
-
-
-def _given_blocks(tokens: Sequence[int], per_token: Sequence[int], size: int) -> list[int]:
-    shown = ",".join(map(str, tokens))
-    if len(tokens) != len(per_token):
-        raise ConfigError(f"--kv-tokens {shown}: {len(per_token)} models need a number each")
-    if min(tokens) < size:
-        raise ConfigError(f"--kv-tokens {shown}: a block has {size} tokens, and each needs one")
-    needed = sum(count * each for count, each in zip(tokens, per_token, strict=True))
-    if needed > available_memory():
-        raise ConfigError(
-            f"--kv-tokens {shown}: {needed / 2**30:.1f} GiB, more than the memory that is free"
-        )
-    return [count // size for count in tokens]
 
 
 def _shared_threads(models: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gateway.small_tokenizers import byte_level, save, word_piece
+from trserve import kv_blocks as kv_blocks_module
 from trserve import plan as plan_module
 from trserve.config import config_from_flags
 from trserve.errors import ConfigError, ModelUnavailableError
@@ -123,7 +124,8 @@ def test_the_weights_are_taken_off_before_the_cache(
     """With little memory beside the weights the cache gets what they leave, not a quarter."""
     weights = sum(read_spec(Path(path)).weight_bytes(4) for path in pair)
     free = (weights + 100_000) * 8 // 7
-    monkeypatch.setattr(plan_module, "available_memory", lambda: free)
+    for module in plan_module, kv_blocks_module:
+        monkeypatch.setattr(module, "available_memory", lambda: free)
     made = plan(pair, dtype="float32", block_size=16)
     used = sum(
         model.num_blocks * 16 * cost

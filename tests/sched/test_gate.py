@@ -43,7 +43,7 @@ def test_nothing_buffered_opens_nothing():
 
 def test_when_nobody_runs_the_fullest_opens():
     quiet = {"buffered": [1, 2], "running": [0, 0], "thresholds": [3, 4], "live": 3}
-    assert ask(0, **quiet) == Decision(None, 100)
+    assert ask(0, **quiet) == Decision(None, 100, opener=1)
     assert ask(1, **quiet).reason is Reason.NOBODY_RUNS
 
 

@@ -94,7 +94,7 @@ def test_gates_and_lives_are_points() -> None:
         entries(
             [
                 event(1, EventKind.ADMITTED, 12, slot=1, gen=2),
-                event(2, EventKind.GATE_OPENED, GateReason.MAX_WAIT),
+                event(2, EventKind.GATE_OPENED, GateReason.TIMEOUT),
                 event(3, EventKind.FINISHED, Finish.LENGTH, slot=1, gen=2),
                 event(4, EventKind.GATE_OPENED, 99),
             ]
@@ -102,7 +102,7 @@ def test_gates_and_lives_are_points() -> None:
     )
     assert [(e["name"], e["args"]) for e in found] == [
         ("admitted", {"tokens": 12, "slot": 1, "gen": 2}),
-        ("gate opened", {"why": "max_wait"}),
+        ("gate opened", {"why": "timeout"}),
         ("finished", {"why": "length", "slot": 1, "gen": 2}),
         ("gate opened", {"why": "99"}),
     ]

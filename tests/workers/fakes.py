@@ -21,9 +21,12 @@ from trserve.ipc.layout import pages_for
 from trserve.ipc.links import Medium, ShmMedium
 from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import Slab
+from trserve.ipc.tally import TallyWriter
 from trserve.params import RequestParams, SamplingParams, encode_params
 from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, RouterContext, StepResult
+from trserve.sched.table import ThresholdTable
 from trserve.workers.blocks import BlockPool
+from trserve.workers.gating import WorkerGate
 from trserve.workers.routing import Routing
 from trserve.workers.runner import ForwardOutput
 from trserve.workers.sampler import Sampler
@@ -197,6 +200,15 @@ class Worker:
             max_blocks_per_row=self.table.blocks_per_row,
             block_size=size,
         )
+        self.tally = TallyWriter(slab, index)
+        self.gate = WorkerGate(
+            slab,
+            index,
+            world.memory.bells,
+            thresholds=ThresholdTable.fixed(world.thresholds or (1,) * slab.layout.workers),
+            max_rows=world.max_rows,
+            max_wait_s=world.max_wait_s,
+        )
         self.cycle = StepCycle(
             index=index,
             slab=slab,
@@ -206,6 +218,7 @@ class Worker:
             sampler=Sampler(index),
             inputs=inputs,
             limits=StepLimits(world.max_rows, world.max_tokens),
+            tally=self.tally,
             early_prefill=world.early_prefill == "always",
         )
 
@@ -250,6 +263,8 @@ class World:
     config: Mapping[str, float] = field(default_factory=dict)
     prefix_caching: bool = True
     early_prefill: str = "off"
+    thresholds: Sequence[int] = ()
+    max_wait_s: float | None = None
 
     def __post_init__(self) -> None:
         slab = self.memory.slab()

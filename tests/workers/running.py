@@ -35,7 +35,9 @@ class Running:
             on_control=self._on_control,
             launcher_fd=self.launcher,
             table=worker.table,
+            tally=worker.tally,
             cycle=worker.cycle,
+            gate=worker.gate,
             publish=worker.outbox.flush,
             strict=True,
         )

@@ -56,12 +56,12 @@ class EventKind(IntEnum):
 
 
 class GateReason(IntEnum):
-    """Why a worker's gate opened."""
+    """Why a worker's gate opened; see ``sched/gate.py``."""
 
-    THRESHOLD = 0  # enough requests are runnable
-    NOTHING_COMING = 1  # no other request can arrive
-    MAX_WAIT = 2
-    DEADLINE = 3
+    THRESHOLD = 0
+    NOBODY_RUNS = 1
+    TIMEOUT = 2
+    DRAIN = 3
 
 
 class Event(NamedTuple):

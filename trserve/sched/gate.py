@@ -38,10 +38,13 @@ class Decision(NamedTuple):
     Attributes:
         reason: why it is open; None when it is closed.
         wait: time until it opens by itself; None when it is open, or when nothing is buffered.
+        opener: the worker whose gate opens instead because nobody runs: it may have looked before
+            that came to be so, and should look again.
     """
 
     reason: Reason | None
     wait: int | None
+    opener: int | None = None
 
     @property
     def is_open(self) -> bool:
@@ -81,13 +84,14 @@ def decide(
         return _NOTHING_TO_DO
     if mine >= thresholds[worker]:
         return _BY_THRESHOLD
-    if _nobody_runs(buffered, running, live) and opener(buffered, thresholds) == worker:
+    chosen = opener(buffered, thresholds) if _nobody_runs(buffered, running, live) else None
+    if chosen == worker:
         return _BY_NOBODY
     if waited >= max_wait:
         return _BY_TIMEOUT
     if draining:
         return _BY_DRAIN
-    return Decision(None, max_wait - waited)
+    return Decision(None, max_wait - waited, chosen)
 
 
 def _nobody_runs(buffered: Sequence[int], running: Sequence[int], live: int) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trserve.sched.markov import Vector, is_feasible
+from trserve.sched.vectors import Vector, is_feasible
 
 
 class ThresholdTable:
@@ -41,9 +41,19 @@ class ThresholdTable:
                 row[row.index(max(row))] -= 1
         return cls(len(row), rows)
 
+    @classmethod
+    def from_rows(cls, models: int, rows: Mapping[str, Sequence[int]]) -> ThresholdTable:
+        """The table with these ``rows``, whose N are text, as messages have them."""
+        return cls(models, {int(n): row for n, row in rows.items()})
+
     @property
     def models(self) -> int:
         return self._models
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether B = 1 everywhere."""
+        return all(max(row) == 1 for row in self._rows)
 
     @property
     def rows(self) -> dict[int, Vector]:

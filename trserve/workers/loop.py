@@ -1,8 +1,9 @@
 """The loop of a worker: take in, decode, send out. Knows no HTTP, no tokenizer and no peers' pace.
 
 Each iteration is three stages, and no stage waits for another worker: (1) drain the rings and look
-at the slots they hint at, (2) one step over the runnable requests, (3) publish what it committed
-and handed off. With nothing runnable the worker sleeps on its doorbell, the control socket and
+at the slots they hint at, (2) if the gate is open, one step over the runnable requests, (3) publish
+what it committed and handed off. With the gate closed the worker sleeps until something comes, or
+the gate opens by itself. With nothing runnable it sleeps on its doorbell, the control socket and
 the launcher's life; the sleep ends after a second at the latest, and one that ends so and finds
 work is counted, because it means that a doorbell was missed.
 """
@@ -19,6 +20,8 @@ from trserve.ipc.baton import Finish
 from trserve.ipc.doorbell import silence
 from trserve.ipc.links import LinkReceiver
 from trserve.ipc.rings import Kind
+from trserve.ipc.tally import TallyWriter
+from trserve.workers.gating import WorkerGate
 from trserve.workers.step_cycle import StepCycle
 from trserve.workers.table import RequestTable
 from trserve.workers.tracing import WorkerTrace
@@ -39,7 +42,9 @@ class WorkerLoop:
         control_fd: edge-triggered descriptor of the control socket.
         on_control: takes in all control messages; returns False to end the loop.
         launcher_fd: pidfd of the launcher; readable once it has ended.
+        gate: says whether what is runnable waits for more.
         publish: makes the iteration's results visible.
+        tally: where their times are summed up.
         trace: where the steps are noted.
         strict: KV blocks that do not add up end the worker instead of being repaired (tests).
     """
@@ -53,7 +58,9 @@ class WorkerLoop:
         on_control: Callable[[], bool],
         launcher_fd: int,
         table: RequestTable,
+        tally: TallyWriter,
         cycle: StepCycle,
+        gate: WorkerGate,
         publish: Callable[[], None],
         trace: WorkerTrace | None = None,
         strict: bool = False,
@@ -64,7 +71,10 @@ class WorkerLoop:
         self._on_control = on_control
         self._launcher_fd = launcher_fd
         self._table = table
+        self._tally = tally
         self._cycle = cycle
+        self._gate = gate
+        self._wait_s = 0.0  # until the closed gate opens by itself
         self._publish = publish
         self._trace = trace
         self._strict = strict
@@ -88,28 +98,52 @@ class WorkerLoop:
     def turn(self) -> bool:
         """One iteration; False once the loop is to end."""
         busy = bool(self._table.runnable or self._table.ahead)
-        events = self._poller.poll(0 if busy else self._sleep_s)
+        timeout = min(self._wait_s, self._sleep_s) if busy else self._sleep_s
+        events = self._poller.poll(timeout)
         self._recount_due |= busy
         if len(events) == 1 and events[0][0] == self._bell:
             self._take_in(by_belt=False)
-        elif not (events or busy) and self._sleep_s < BELT_S:
+        elif not events and (self._wait_s or not busy) and self._sleep_s < BELT_S:
             self._note()
             return True
         elif (events or not busy) and not self._react({fd for fd, _ in events}, busy=busy):
             return False
         for request in self._table.cancelled() if busy else ():
             self._table.finish(request, Finish.ABORT)
-        now, steps = time.monotonic_ns(), bool(self._table.runnable or self._table.ahead)
-        self._cycle.run(now)
-        self._publish()
-        if steps and self._trace is not None:
-            self._trace.step(self._cycle.rows, now)
-        if (steps or events) and not (self._table.runnable or self._table.ahead):
+        steps = self._step_if_open(time.monotonic_ns())
+        if (steps or events) and (self._wait_s or not (self._table.runnable or self._table.ahead)):
             # Whoever was just rung may be waiting for this core.
             self._sleep_s = NOTE_AFTER_S
         else:
             self._note()
         return True
+
+    def _step_if_open(self, now_ns: int) -> bool:
+        """One step over what is runnable, if there is anything and the gate is open."""
+        table, cycle, gate = self._table, self._cycle, self._gate
+        waiting = len(table.runnable)
+        # The rest of a prompt does not wait: its request was through the gate.
+        asks = waiting and not cycle.has_rest
+        self._wait_s = gate.wait_s(waiting, now_ns) if asks else 0.0
+        steps = bool(waiting or table.ahead) and not self._wait_s
+        if steps:
+            cycle.run(now_ns)
+        else:
+            cycle.rest(now_ns)
+        self._publish()
+        gate.rest(len(table.runnable))
+        if steps:
+            self._count(now_ns)
+        return steps
+
+    def _count(self, began_ns: int) -> None:
+        """Note the step that has just ended."""
+        ended = time.monotonic_ns()
+        if width := self._cycle.width:
+            self._tally.took(width, ended - began_ns)
+            self._gate.note_step(ended - began_ns)
+        if self._trace is not None:
+            self._trace.step(self._cycle.rows, began_ns, ended)
 
     def _note(self) -> None:
         """Say in the slab what was done; nobody waits for it."""

@@ -26,20 +26,27 @@ from trserve.ipc.child import (
 from trserve.ipc.control import ControlClient, worker_identity
 from trserve.ipc.links import ShmMedium, open_outbox, receivers
 from trserve.ipc.slab import Slab
+from trserve.ipc.tally import TallyWriter
 from trserve.ipc.trace import TraceWriter
 from trserve.plan import ServerPlan
+from trserve.sched.table import ThresholdTable
 
 if TYPE_CHECKING:
     from trserve.router_lib.base import BaseRouter
+    from trserve.workers.gating import WorkerGate
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.recorder import Recorder
-    from trserve.workers.runner import TorchRunner
+    from trserve.workers.runner import Runner
 
 log = logging.getLogger(__name__)
 _PROGRESS_EVERY_S = 0.5
 
 
-def _create_runner(plan: ServerPlan, index: int, control: ControlClient) -> TorchRunner:
+def _create_runner(plan: ServerPlan, index: int, control: ControlClient) -> Runner:
+    if plan.profile is not None:
+        from trserve.emulated.runner import create_runner
+
+        return create_runner(plan, index)
     import torch
 
     from trserve.models.loading import load_model
@@ -76,9 +83,10 @@ def _progress(control: ControlClient) -> Callable[[int, int], None]:
 
 
 def _create_loop(
-    arguments: ChildArguments, plan: ServerPlan, runner: TorchRunner, control: ControlClient
+    arguments: ChildArguments, plan: ServerPlan, runner: Runner, control: ControlClient
 ) -> WorkerLoop:
     from trserve.workers.blocks import BlockPool
+    from trserve.workers.gating import WorkerGate
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.routing import Routing
     from trserve.workers.sampler import Sampler
@@ -100,6 +108,16 @@ def _create_loop(
         block_size=plan.block_size,
     )
     routing = Routing(_create_router(plan, index))
+    tally = TallyWriter(slab, index)
+    gate = WorkerGate(
+        slab,
+        index,
+        arguments.bells,
+        thresholds=plan.thresholds,
+        max_rows=plan.max_rows,
+        max_wait_s=plan.max_wait_s,
+        trace=table.trace,
+    )
     cycle = StepCycle(
         index=index,
         slab=slab,
@@ -109,6 +127,7 @@ def _create_loop(
         sampler=Sampler(index),
         inputs=inputs,
         limits=StepLimits(plan.max_rows, plan.max_tokens),
+        tally=tally,
         recorder=_create_recorder(plan, index),
         early_prefill=plan.early_prefill == "always",
     )
@@ -118,10 +137,12 @@ def _create_loop(
         bell=arguments.bells[index],
         rings=receivers(ShmMedium(slab), plan.layout, index),
         control_fd=control.fd,
-        on_control=lambda: _keeps_running(control),
+        on_control=lambda: _on_control(control, gate),
         launcher_fd=arguments.launcher_fd,
         table=table,
+        tally=tally,
         cycle=cycle,
+        gate=gate,
         publish=outbox.flush,
         trace=table.trace,
     )
@@ -148,8 +169,17 @@ def _create_recorder(plan: ServerPlan, index: int) -> Recorder | None:
     return Recorder(Path(plan.record.directory), plan.record.headers[index], plan.max_rows)
 
 
-def _keeps_running(control: ControlClient) -> bool:
-    return all(message["type"] != "stop" for message in control.receive_all())
+def _on_control(control: ControlClient, gate: WorkerGate) -> bool:
+    """Take in all messages; False once the worker is to end."""
+    for message in control.receive_all():
+        kind = message["type"]
+        if kind == "stop":
+            return False
+        if kind == "thresholds":
+            gate.use(ThresholdTable.from_rows(message["models"], message["rows"]))
+        elif kind == "drain":
+            gate.draining = True
+    return True
 
 
 def _prepare(arguments: ChildArguments, control: ControlClient) -> WorkerLoop:

@@ -1,7 +1,7 @@
 """One step of a worker: choose rows, forward, sample, route, commit or hand off.
 
-Routing is decided on raw step outputs before any finish check; whoever commits a token checks it
-for the end, and a discarded EOS ends nothing. Knows no rings, sockets or processes.
+Routing is decided on raw step outputs before any finish check; ``outcomes`` does what a decision
+means for its request. Knows no rings, sockets or processes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trserve.ipc.baton import Finish
 from trserve.ipc.slab import Slab
+from trserve.ipc.tally import TallyWriter
 from trserve.router_lib.base import StepResult
 from trserve.sched.batching import choose_step
 from trserve.workers.annotating import annotate, write_scores
@@ -22,12 +23,13 @@ from trserve.workers.arrivals import Arrivals
 from trserve.workers.early_prefill import EarlyPrefill
 from trserve.workers.load_words import LoadWords
 from trserve.workers.memory import Plan, fit_to_memory
+from trserve.workers.outcomes import Outcomes
 from trserve.workers.prompt_scoring import PromptScores
 from trserve.workers.recorder import Recorder
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
 from trserve.workers.row_sampling import RowSamplings
-from trserve.workers.runner import ForwardOutput, TorchRunner
+from trserve.workers.runner import ForwardOutput, Runner
 from trserve.workers.sampler import Sampler
 from trserve.workers.states import State
 from trserve.workers.steady import SteadyRows, is_steady
@@ -52,7 +54,12 @@ class StepCycle:
         inputs: the step's preallocated input arrays, large enough for ``limits``.
         early_prefill: whether prompts that may come are computed in every turn, and not only in
             those that have nothing else to do.
+        tally: where it is summed up where requests went.
         recorder: keeps what was computed for each sampled token, if anybody asked for that.
+
+    Attributes:
+        width: rows of the last turn's step if none of them was a prompt's, else 0.
+        has_rest: whether the last step left a request in the middle of its prompt or suffix.
     """
 
     def __init__(
@@ -62,10 +69,11 @@ class StepCycle:
         slab: Slab,
         table: RequestTable,
         routing: Routing,
-        runner: TorchRunner,
+        runner: Runner,
         sampler: Sampler,
         inputs: StepInputs,
         limits: StepLimits,
+        tally: TallyWriter,
         recorder: Recorder | None = None,
         early_prefill: bool = False,
     ) -> None:
@@ -73,11 +81,13 @@ class StepCycle:
         self._slab = slab
         self._table = table
         self._routing = routing
-        self._peers = routing.router.peers
         self._runner = runner
         self._sampler = sampler
         self._inputs = inputs
         self._limits = limits
+        self._tally = tally
+        self.width = 0
+        self.has_rest = False
         self._recorder = recorder
         self._load = LoadWords(slab.workers[index], table)
         runner.on_layer = self._load.beat_now
@@ -91,7 +101,7 @@ class StepCycle:
         self._version_before = -1  # the table's, at the last step that was chosen
         self._steady: SteadyRows | None = None
         self._arrivals = Arrivals(index, slab, table, routing, self._guard)
-        self._lost: frozenset[int] = frozenset()  # peers
+        self._outcomes = Outcomes(table, routing, tally)
 
     @property
     def rows(self) -> int:
@@ -102,11 +112,12 @@ class StepCycle:
         """After a worker has ended: who may have been the reason runs alone; who is lost?"""
         self._steady = None
         self._guard.look(self._table.runnable)
-        self._lost = self._arrivals.lost_models()
+        self._outcomes.lost = self._arrivals.lost_models()
 
     def run(self, now_ns: int) -> None:
         """One step, if anything is runnable. The caller publishes its results."""
         self._load.beat(now_ns)
+        self.width = 0
         if self._table.ahead and (self._always_early or not self._table.runnable):
             self._steady = None  # its inputs are overwritten
             self._early.run(self._guard)
@@ -120,6 +131,11 @@ class StepCycle:
             self._steady = None
             self._step(now_ns)
         self._unnoted = True
+
+    def rest(self, now_ns: int) -> None:
+        """A turn without a step."""
+        self._load.beat(now_ns)
+        self.width = 0
 
     def note(self) -> None:
         """Say what there is after a step that changed it; called when nobody waits for that."""
@@ -170,6 +186,7 @@ class StepCycle:
         self._guard.enter_again()
         output = self._runner.forward(self._inputs)
         self._load.count_step()
+        self.width = len(rows.requests)
         rows.note_computed()
         sampled = self._sampler.sample(output.logits, rows.sampling())
         rows.show(sampled)
@@ -177,9 +194,11 @@ class StepCycle:
         if not rows.pinned:
             destinations = self._routing.destinations(rows.result(output, sampled))
         tokens = sampled.tolist()
-        if destinations != rows.stay or not rows.commit(tokens):
+        if destinations == rows.stay and rows.commit(tokens):
+            self._tally.stayed(len(tokens), len(tokens))
+        else:
             rows.count_computed()
-            self._apply_all(rows.requests, tokens, destinations)
+            self._outcomes.apply(rows.requests, tokens, destinations)
         if rows.version == self._table.version:
             rows.advance(sampled)
         self._guard.leave()
@@ -195,19 +214,23 @@ class StepCycle:
         due: list[int] = []
         over: list[int] = []
         prefill: list[bool] = []
+        prompts = 0
         if self._table.waiting:
             self._start_waiting(plan)
         for row, (request, tokens) in enumerate(plan):
             before = request.num_computed
             request.num_computed = before + tokens
+            prefills = before < request.prompt_len
+            prompts += prefills
             if before + tokens == request.length:
-                prefills = before < request.prompt_len
                 if prefills and request.full:
                     over.append(row)
                 else:
                     due.append(row)
                     prefill.append(prefills)
         self._table.pool.note_computed(plan)
+        self.width = 0 if prompts else len(plan)
+        self.has_rest = len(due) + len(over) < len(plan)
         if due:
             requests = [plan[row][0] for row in due]
             self._decide(requests, _rows(output, due, len(plan)), prefill)
@@ -249,7 +272,7 @@ class StepCycle:
             annotate(requests, output.logits, sampled)
         tokens = sampled.tolist()
         destinations = self._destinations(requests, output, sampled, prefill)
-        self._apply_all(requests, tokens, destinations)
+        self._outcomes.apply(requests, tokens, destinations)
         if self._recorder is not None:
             self._recorder.decided()
 
@@ -273,68 +296,6 @@ class StepCycle:
         if any(request.params.trace for request in self._arrivals.annotated):
             write_scores(requests, self._routing.scores(result) or ())
         return self._routing.destinations(result)
-
-    def _apply_all(
-        self,
-        requests: Sequence[Request],
-        tokens: Sequence[int],
-        destinations: Sequence[int | None],
-    ) -> None:
-        commit, stay = self._table.commit, self._table.stay
-        for request, token, destination in zip(requests, tokens, destinations, strict=True):
-            if (
-                (destination == 0 or request.pinned)
-                and token >= 0
-                and token not in request.stop_ids
-                and request.length + 1 < request.limit
-            ):
-                commit(request)
-                stay(request)
-            elif destination and token >= 0 and not request.pinned:
-                self._leave(request, token, destination)
-            else:
-                self._apply(request, token, destination)
-
-    def _apply(self, request: Request, token: int, destination: int | None) -> None:
-        """Of any row; what most rows of most steps need is done by :meth:`_apply_all`."""
-        if token < 0:
-            self._table.finish(request, Finish.NUMERIC_ERROR)
-        elif request.pinned or destination == 0:
-            self._commit_and_stay(request, token)
-        else:
-            self._table.finish(request, Finish.ROUTER_ERROR)
-
-    def _commit_and_stay(self, request: Request, token: int) -> None:
-        self._table.commit(request)
-        reason = request.end_after(token)
-        if reason is None:
-            self._table.stay(request)
-        else:
-            self._table.finish(request, reason)
-
-    def _leave(self, request: Request, token: int, destination: int) -> None:
-        model = self._peers[destination - 1]
-        if self._lost and model in self._lost:
-            self._commit_and_stay(request, token)
-            return
-        leaving = self._routing.send(request, token)
-        if leaving is None:
-            self._table.finish(request, Finish.ROUTER_ERROR)
-            return
-        keeps, extras = leaving
-        empty = not keeps and request.length == request.arrival_length
-        if empty and request.arrived_empty:
-            # Two hops in a row that commit nothing could go on for ever.
-            self._commit_and_stay(request, token)
-            return
-        if keeps:
-            self._table.commit(request)
-            reason = request.end_after(token)
-            if reason is not None:
-                self._table.finish(request, reason)
-                return
-        request.peer_locs[destination] = request.length
-        self._table.hand_off(request, model, empty=empty, router_extras=extras)
 
 
 def _rows(output: ForwardOutput, rows: list[int], total: int) -> ForwardOutput:

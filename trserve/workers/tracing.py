@@ -7,11 +7,11 @@ nobody waits for it any more: a handoff of many requests would else take a tenth
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from time import monotonic_ns
 from typing import Final
 
 from trserve.ipc.baton import Finish
-from trserve.ipc.trace import MAX_VALUE, EventKind, TraceWriter
+from trserve.ipc.trace import MAX_VALUE, EventKind, GateReason, TraceWriter
+from trserve.sched.gate import Reason
 from trserve.workers.request import Request
 
 # Plain integers: to build a word from an enum's member takes longer.
@@ -19,6 +19,8 @@ _STEP: Final = int(EventKind.STEP)
 _SENT: Final = int(EventKind.HANDOFF_SENT)
 _RECEIVED: Final = int(EventKind.HANDOFF_RECEIVED)
 _RESUMED: Final = int(EventKind.RESUMED)
+_GATE: Final = int(EventKind.GATE_OPENED)
+_WHY: Final = {reason: int(GateReason[reason.name]) for reason in Reason}
 _ADMITTED: Final = int(EventKind.ADMITTED)
 _FINISHED: Final = int(EventKind.FINISHED)
 
@@ -35,9 +37,13 @@ class WorkerTrace:
         self._remembered: list[tuple[int, int, int, int, int]] = []
         self.unresumed: list[Request] = []
 
-    def step(self, rows: int, began_ns: int) -> None:
-        """A step of ``rows`` rows has just ended."""
-        self._remembered.append((_STEP, rows, 0, began_ns, monotonic_ns()))
+    def step(self, rows: int, began_ns: int, ended_ns: int) -> None:
+        """A step of ``rows`` rows has ended."""
+        self._remembered.append((_STEP, rows, 0, began_ns, ended_ns))
+
+    def gate_opened(self, reason: Reason, when_ns: int) -> None:
+        """A step may begin."""
+        self._remembered.append((_GATE, _WHY[reason], 0, 0, when_ns))
 
     def arrived(self, request: Request) -> None:
         """The baton of ``request`` has come: from the gateway, or by a handoff."""

@@ -1,0 +1,52 @@
+"""From the text of a flag to its value. Knows no flag; raises ValueError with the reason."""
+
+from __future__ import annotations
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """``A,B`` to a tuple of names."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"{text!r} has an empty name")
+    return names
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """``1,1`` to a tuple of positive integers."""
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of whole numbers") from None
+    if min(counts) < 1:
+        raise ValueError(f"{text!r} must be 1 or more everywhere")
+    return counts
+
+
+def parse_thresholds(text: str) -> tuple[int, ...]:
+    """``1,3`` as ``parse_counts``; ``auto`` is nothing."""
+    return () if text.strip().lower() == "auto" else parse_counts(text)
+
+
+def parse_bytes(text: str) -> int:
+    """``2g``, ``512m`` or plain bytes to bytes."""
+    units = {"k": 2**10, "m": 2**20, "g": 2**30}
+    digits = text.lower().removesuffix("b").removesuffix("i")
+    unit = units.get(digits[-1:], 1)
+    try:
+        value = int(float(digits[:-1] if unit > 1 else digits) * unit)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no size; write 2g, 512m or a number of bytes") from None
+    if value <= 0:
+        raise ValueError(f"{text!r} must be more than nothing")
+    return value
+
+
+def parse_assignments(text: str) -> tuple[tuple[str, str], ...]:
+    """``k=v,...`` to pairs of texts."""
+    pairs: list[tuple[str, str]] = []
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise ValueError(f"{part!r} is not of the form key=value")
+        pairs.append((key.strip(), value.strip()))
+    return tuple(pairs)

@@ -1,0 +1,153 @@
+"""The gate of one worker: the decision of ``sched/gate.py`` over the words of all workers.
+
+Knows the slab's words and how many requests may run here; no request by name, no step and no
+solver. What it says of this worker (``buffered``, ``in_step``, ``batch_threshold``) the peers read
+as they please, and a little late: that may delay an opening, and never forbids one for longer than
+the wait at most.
+
+With eager thresholds no gate is ever closed, so nobody looks at these words and they rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic_ns
+from typing import Final
+
+import numpy as np
+
+from trserve.ipc.baton import STATE_MASK, STATE_SHIFT, SlotState
+from trserve.ipc.doorbell import ring
+from trserve.ipc.layout import WORKER_WORDS
+from trserve.ipc.slab import Slab
+from trserve.sched.gate import Reason, decide, default_max_wait_ms
+from trserve.sched.table import ThresholdTable
+from trserve.workers.tracing import WorkerTrace
+
+_LIVE: Final = int(SlotState.LIVE) << STATE_SHIFT
+_BUFFERED: Final = WORKER_WORDS.index("buffered")
+_IN_STEP: Final = WORKER_WORDS.index("in_step")
+_THRESHOLD: Final = WORKER_WORDS.index("batch_threshold")
+_SLOWEST: Final = WORKER_WORDS.index("slowest_step_ns")
+_OPENINGS: Final = {
+    Reason.THRESHOLD: WORKER_WORDS.index("gate_threshold"),
+    Reason.NOBODY_RUNS: WORKER_WORDS.index("gate_nobody_runs"),
+    Reason.TIMEOUT: WORKER_WORDS.index("gate_timeout"),
+    Reason.DRAIN: WORKER_WORDS.index("gate_drain"),
+}
+_BY_THRESHOLD: Final = _OPENINGS[Reason.THRESHOLD]
+_NS: Final = 1e9
+_SMOOTHING: Final = 4
+"""A step's time counts for 2**-4 of the mean that the safety net is made from."""
+
+
+class WorkerGate:
+    """Asked before every step of worker ``index``, and told after it.
+
+    Args:
+        bells: of all workers; one that should open, and may not know, is rung.
+        thresholds: those in force until others come.
+        max_rows: a step takes no more requests, so none is worth waiting for.
+        max_wait_s: how long the oldest buffered request waits at most; None: the default, which
+            follows the slowest model's steps.
+        trace: where openings are noted, or None.
+
+    Attributes:
+        draining: nothing new will come, so nothing is worth waiting for.
+    """
+
+    def __init__(
+        self,
+        slab: Slab,
+        index: int,
+        bells: Sequence[int],
+        *,
+        thresholds: ThresholdTable,
+        max_rows: int,
+        max_wait_s: float | None = None,
+        trace: WorkerTrace | None = None,
+    ) -> None:
+        self._index = index
+        self._bells = bells
+        self._batons = slab.baton_vector
+        self._all = [words.words for words in slab.workers]
+        self._words = self._all[index]
+        self._max_rows = max_rows
+        self._max_wait_s = max_wait_s
+        self._trace = trace
+        self._closed_since = 0  # when the gate was first found closed; 0: it was open
+        self.draining = False
+        self.use(thresholds)
+        # A predecessor may have died in a step.
+        self._words[_BUFFERED] = self._words[_IN_STEP] = 0
+
+    def use(self, thresholds: ThresholdTable) -> None:
+        """Put ``thresholds`` in force."""
+        self._table = thresholds
+        self._eager = thresholds.is_eager
+        self._words[_THRESHOLD] = 1
+        if self._eager:
+            self._words[_BUFFERED] = self._words[_IN_STEP] = 0
+
+    def wait_s(self, buffered: int, now_ns: int) -> float:
+        """How long the ``buffered`` requests (1 or more) may wait for others; 0: start now."""
+        if self._eager:
+            self._words[_BY_THRESHOLD] += 1
+            return 0.0
+        live = int(np.count_nonzero(self._batons & STATE_MASK == _LIVE))
+        thresholds = [min(b, self._max_rows) for b in self._table.row(live)]
+        words = self._words
+        words[_THRESHOLD] = thresholds[self._index]
+        words[_BUFFERED] = buffered
+        if buffered >= thresholds[self._index]:
+            self._open(Reason.THRESHOLD, buffered)
+            return 0.0
+        return self._ask(buffered, live, thresholds, now_ns)
+
+    def _ask(self, buffered: int, live: int, thresholds: Sequence[int], now_ns: int) -> float:
+        since = self._closed_since = self._closed_since or now_ns
+        decision = decide(
+            self._index,
+            buffered=[words[_BUFFERED] for words in self._all],
+            running=[words[_IN_STEP] for words in self._all],
+            thresholds=thresholds,
+            live=live,
+            waited=now_ns - since,
+            max_wait=self._max_wait_ns(),
+            draining=self.draining,
+        )
+        if decision.reason is not None:
+            self._open(decision.reason, buffered)
+            return 0.0
+        assert decision.wait is not None
+        if decision.opener is not None:
+            # It may have looked before we came to rest.
+            ring(self._bells[decision.opener])
+        return decision.wait / _NS
+
+    def _max_wait_ns(self) -> int:
+        wait_s = self._max_wait_s
+        if wait_s is None:
+            slowest = max([words[_SLOWEST] for words in self._all])
+            wait_s = default_max_wait_ms(slowest / 1e6) / 1e3
+        return int(wait_s * _NS)
+
+    def _open(self, reason: Reason, rows: int) -> None:
+        self._closed_since = 0
+        words = self._words
+        words[_OPENINGS[reason]] += 1
+        words[_IN_STEP] = rows
+        words[_BUFFERED] = 0
+        if self._trace is not None:
+            self._trace.gate_opened(reason, monotonic_ns())
+
+    def rest(self, buffered: int) -> None:
+        """No step runs here, and ``buffered`` requests may run; told when that has changed."""
+        if not self._eager:
+            self._words[_BUFFERED] = buffered
+            self._words[_IN_STEP] = 0
+
+    def note_step(self, nanoseconds: int) -> None:
+        """A step without prompts took so long."""
+        mean = self._words[_SLOWEST]
+        self._words[_SLOWEST] = mean + (nanoseconds - mean >> _SMOOTHING) if mean else nanoseconds
