@@ -146,6 +146,31 @@ CONFIDENCE_PARAMETERS: Final = (
     ),
 )
 
+FROM_PROFILE: Final = -1.0
+"""The default of a probability that a profile or an algorithm states; out of its range."""
+
+EMULATED_PARAMETERS: Final = (
+    _probability("p", "of two models: probability that the first hands a token on", FROM_PROFILE),
+    _probability("q", "of two models: probability that the second returns", FROM_PROFILE),
+    TextParameter(
+        "algorithm",
+        "travel as this algorithm's requests do: with p, r-stitch with p and q, me with weights",
+        default="",
+        choices=("", "r2r", "citer", "co-llm", "confidence", "r-stitch", "me"),
+    ),
+    WeightsParameter("weights", "for algorithm=me, one a model, as 0.5/0.3/0.2", default=""),
+    TextParameter(
+        "routing",
+        "where a step of each model sends its request, as 0.65/0.35:1/0 (default: the profile's)",
+        default="",
+    ),
+    TextParameter(
+        "tokens",
+        "the tokens that it commits then, 0 or 1, as 1/0:1/1 (default: the profile's)",
+        default="",
+    ),
+)
+
 BUILTIN: Final[dict[str, RouterEntry]] = {
     "none": RouterEntry("trserve.router_lib.none:NoRouter", "the entry model writes everything"),
     "r-stitch": _of_two(
@@ -203,6 +228,12 @@ BUILTIN: Final[dict[str, RouterEntry]] = {
         "random_router:RandomRouter",
         "by chance, with known probabilities",
         RANDOM_PARAMETERS,
+    ),
+    "emulated": RouterEntry(
+        "trserve.router_lib.emulated:EmulatedRouter",
+        "by chance, along the matrices of a profile or of an algorithm",
+        EMULATED_PARAMETERS,
+        min_models=2,
     ),
 }
 

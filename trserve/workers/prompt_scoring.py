@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trserve.workers.logprobs import Wanted, write_logprobs
 from trserve.workers.memory import Plan
 from trserve.workers.request import Request
-from trserve.workers.runner import TorchRunner
+from trserve.workers.runner import Runner
 
 HEAD_ROWS: Final = 64
 """Logits computed at a time: a whole chunk's, over a large vocabulary, would be gigabytes."""
@@ -55,7 +55,7 @@ class PromptScores:
             self._scored.append((request, end))
         return np.arange(begin, end) - 1 - start
 
-    def write(self, hidden: torch.Tensor, runner: TorchRunner) -> None:
+    def write(self, hidden: torch.Tensor, runner: Runner) -> None:
         """Write the records; ``hidden`` [K, H] belongs to ``tokens``, before any baton is stored.
 
         The count of what is scored is written last: a worker that ends in between leaves it low.

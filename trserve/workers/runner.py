@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,6 +33,24 @@ class ForwardOutput:
     logits: torch.Tensor
     hidden: torch.Tensor
     also: torch.Tensor | None = None
+
+
+class Runner(Protocol):
+    """What a worker's steps need of whatever computes them; :class:`TorchRunner` is the usual one.
+
+    Attributes:
+        on_layer: called now and then in a step: this worker is not hung.
+        heartbeat: address of a word that may be set instead.
+    """
+
+    heartbeat: int
+    on_layer: Callable[[], None]
+
+    def forward(self, step: StepInputs, also: NDArray[np.int64] | None = None) -> ForwardOutput:
+        """Compute ``step``."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Raw logits of hidden states after the final norm."""
 
 
 class TorchRunner:

@@ -1,0 +1,44 @@
+"""Waiting until a moment, to within microseconds. Knows no steps and no models.
+
+A sleep alone ends late: by the kernel's timer slack (50 us unless told otherwise) and by the time
+that waking takes. So the slack is set to its least, the sleep ends a little before the moment, and
+the rest is spun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+SPIN_NS: Final = 150_000
+"""The end of each wait that is spun."""
+
+BEAT_EVERY_NS: Final = 250_000_000
+"""A longer wait gives signs of life so often."""
+
+_PR_SET_TIMERSLACK: Final = 29
+_NS: Final = 1e-9
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def set_timer_slack(slack_ns: int = 1) -> None:
+    """How late the kernel may wake this thread. OSError where it cannot be told."""
+    if _libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_TIMERSLACK): {os.strerror(error)}")
+
+
+def wait_until(deadline_ns: int, beat: Callable[[], None]) -> None:
+    """Return at ``deadline_ns`` of ``time.monotonic_ns``, at once where it has passed.
+
+    ``beat`` is called before each sleep, of which a long wait has several.
+    """
+    now = time.monotonic_ns
+    while (rest := deadline_ns - SPIN_NS - now()) > 0:
+        beat()
+        time.sleep(min(rest, BEAT_EVERY_NS) * _NS)
+    while now() < deadline_ns:
+        pass

@@ -1,0 +1,131 @@
+"""The forward pass of an emulated model: it takes the profile's time and makes up a token a row.
+
+Everything around it is real. Knows a step's arrays, a latency curve and a source of tokens; nothing
+of requests, sampling or routing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trserve.emulated.clock import set_timer_slack, wait_until
+from trserve.emulated.profile import EmulatedModel
+from trserve.emulated.tokens import TokenSource, printable_ids
+from trserve.gateway.tokenizer import Tokenizer
+from trserve.plan import ServerPlan
+from trserve.sched.system import interpolate
+from trserve.workers.runner import ForwardOutput
+from trserve.workers.step import StepInputs
+
+PEAK: Final = 1e6
+"""The logit of the token made up, where all others have 0: whatever a request asks for, within the
+ranges of the API, it stays the largest, and a draw finds nothing else."""
+
+_MS: Final = 1_000_000
+
+
+class StepClock:
+    """How long a step of ``model`` takes, for steps of up to ``max_rows`` rows."""
+
+    def __init__(self, model: EmulatedModel, max_rows: int) -> None:
+        curve = model.step.curve
+        widths = range(1, max_rows + 1)
+        self._step_ns = [0, *(round(interpolate(curve, width) * _MS) for width in widths)]
+        self._token_ns = 1e9 / model.prefill.tokens_per_s
+        self._free = model.prefill.free_tokens
+
+    def duration_ns(self, rows: int, tokens: int) -> int:
+        """Of a step over ``rows`` rows that computes ``tokens`` tokens, one a row or more."""
+        charged = tokens - rows - self._free
+        took = self._step_ns[rows]
+        return took if charged <= 0 else took + round(charged * self._token_ns)
+
+
+class EmulatedRunner:
+    """Takes the place of ``TorchRunner``.
+
+    Args:
+        tokenizer_size: columns of the logits.
+
+    Attributes:
+        on_layer: called before each sleep, a few times a second: a long step is no hung worker.
+        heartbeat: unused; compiled steps have it.
+    """
+
+    def __init__(
+        self, clock: StepClock, source: TokenSource, *, tokenizer_size: int, max_rows: int
+    ) -> None:
+        self.heartbeat = 0
+        self.on_layer: Callable[[], None] = _nothing_more
+        self._clock = clock
+        self._source = source
+        self._logits = torch.zeros(max_rows, tokenizer_size)
+        self._hidden = torch.zeros(max_rows, 1)
+        # The same memory, for operations that numpy does in a third of the time.
+        self._flat = self._logits.numpy().reshape(-1)
+        self._ids = self._hidden.numpy().reshape(-1)
+        self._starts = np.arange(max_rows) * tokenizer_size
+        self._set = np.zeros(0, np.int64)
+
+    def forward(self, step: StepInputs, also: NDArray[np.int64] | None = None) -> ForwardOutput:
+        """As ``TorchRunner.forward``; returns when the step's time, which began now, is over.
+
+        ``hidden`` is [B, 1]: the id of the token made up, which is all that there is to know.
+        """
+        deadline = time.monotonic_ns() + self._clock.duration_ns(step.num_rows, step.num_tokens)
+        rows = step.num_rows
+        last = step.query_start[1 : rows + 1] - 1
+        self._show(self._after(step, last))
+        further = None
+        if also is not None:
+            further = torch.from_numpy(self._after(step, also).astype(np.float32)[:, None])
+        wait_until(deadline, self.on_layer)
+        return ForwardOutput(self._logits[:rows], self._hidden[:rows], further)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits [K, tokenizer size] of ``hidden`` [K, 1]."""
+        logits = torch.zeros(len(hidden), self._logits.shape[1])
+        return logits.scatter_(1, hidden.long(), PEAK)
+
+    def _after(self, step: StepInputs, places: NDArray[np.integer]) -> NDArray[np.int64]:
+        return self._source.after(step.token_ids[places], step.positions[places])
+
+    def _show(self, tokens: NDArray[np.int64]) -> None:
+        """Make ``tokens`` the rows' own; only what the step before set is cleared."""
+        rows = len(tokens)
+        self._flat[self._set] = 0.0
+        self._set = self._starts[:rows] + tokens
+        self._flat[self._set] = PEAK
+        self._ids[:rows] = tokens
+
+
+def create_runner(plan: ServerPlan, index: int) -> EmulatedRunner:
+    """The runner of ``plan``'s model ``index``; this thread, which waits, gets its timers exact."""
+    assert plan.profile is not None
+    torch.set_num_threads(1)
+    set_timer_slack()
+    model = plan.profile.models[index]
+    tokenizer = Tokenizer.load(Path(plan.tokenizer_path))
+    source = TokenSource(
+        printable_ids(tokenizer, plan.eos_token_ids),
+        model=index,
+        agreement=model.agreement.probability,
+        seed=plan.profile.seed,
+    )
+    return EmulatedRunner(
+        StepClock(model, plan.max_rows),
+        source,
+        tokenizer_size=plan.tokenizer_size,
+        max_rows=plan.max_rows,
+    )
+
+
+def _nothing_more() -> None:
+    """Nobody waits for a sign of life."""
