@@ -1,0 +1,159 @@
+"""A trserve server as something to measure: its subprocess, its streaming users, its counters.
+
+Prompts are token ids; every user keeps one connection. What a client reads is counted by the
+server itself (``/metrics`` counts what the gateway has accepted, live answers included), so that
+no client parses a chunk. Knows nothing of windows, systems or tables.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+
+from bench.closed_loop import Counts, Record
+from bench.http_client import Connection, encode
+from bench.workloads import Workload
+from tests.serverproc import Server, StartFailedError
+
+ANSWER_TIMEOUT_S: Final = 900.0
+SCRAPE_TIMEOUT_S: Final = 30.0
+COMPLETIONS: Final = "/v1/completions"
+_TOTAL: Final = re.compile(rb"^(trserve_\w+_total)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+
+
+class NotAvailableError(Exception):
+    """This server cannot be had in that setting; the text says why, in the server's words."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, and its models, the entry model first."""
+
+    host: str
+    port: int
+    models: tuple[str, ...]
+
+    async def connect(self) -> Connection:
+        return await Connection.open(self.host, self.port)
+
+
+@contextmanager
+def launched(arguments: Sequence[str]) -> Iterator[Address]:
+    """A server on a free port, drained afterwards.
+
+    Raises NotAvailableError where it refuses its settings (exit codes 2 and 3).
+    """
+    try:
+        with Server(arguments, ready_timeout_s=120.0) as server:
+            found = urlsplit(server.url)
+            assert found.hostname is not None and found.port is not None
+            yield Address(found.hostname, found.port, tuple(server.models))
+            server.stop()
+    except StartFailedError as error:
+        if error.code in (2, 3):
+            raise NotAvailableError(last_line(error.stderr)) from error
+        raise
+
+
+def last_line(text: str) -> str:
+    """The last line of an error message that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every request of a run asks for beside its prompt."""
+
+    workload: Workload
+    seed: int = 0
+    trserve: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self, number: int, prompt: Sequence[int], max_tokens: int) -> bytes:
+        """The body of the ``number``-th request, as a stream that ends with its usage."""
+        asked: dict[str, Any] = {
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "seed": self.seed + number,
+            "ignore_eos": self.workload.ignore_eos,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.trserve:
+            asked["trserve"] = dict(self.trserve)
+        return orjson.dumps(asked)
+
+
+class StreamUser:
+    """A user of the endpoint; ``number`` of ``users`` sets which prompts and where it begins."""
+
+    def __init__(self, address: Address, asked: Asked, number: int, users: int) -> None:
+        self._address = address
+        self._asked = asked
+        self._number = number
+        self._users = users
+
+    async def run(self, record: Record) -> None:
+        """Ask without end; the connection is closed when this is cancelled."""
+        connection = await self._address.connect()
+        try:
+            for turn in range(1_000_000):
+                await self._ask(connection, record, turn)
+        finally:
+            connection.close()
+
+    async def _ask(self, connection: Connection, record: Record, turn: int) -> None:
+        number = turn * self._users + self._number
+        workload = self._asked.workload
+        length = workload.length_of(turn, self._number, self._users)
+        body = self._asked.body(number, workload.prompt(number), length)
+        began = time.perf_counter()
+        tail = await connection.stream(
+            encode("POST", COMPLETIONS, body),
+            ANSWER_TIMEOUT_S,
+            lambda came: record.first_token(began, came),
+        )
+        if b"data: [DONE]" not in tail:
+            raise RuntimeError(f"a stream ended without [DONE]: {tail[-300:]!r}")
+        record.ended(began, time.perf_counter())
+
+
+class MetricsProbe:
+    """Reads ``/metrics``; make it with :meth:`open`."""
+
+    def __init__(self, connection: Connection, models: Sequence[str]) -> None:
+        self._connection = connection
+        self._models = models
+
+    @classmethod
+    async def open(cls, address: Address) -> MetricsProbe:
+        return cls(await address.connect(), address.models)
+
+    async def read(self) -> Counts:
+        """The totals, at the middle of the time that the scrape took."""
+        asked = time.perf_counter()
+        text = await self._connection.exchange(encode("GET", "/metrics"), SCRAPE_TIMEOUT_S)
+        return counts_of(text, self._models, (asked + time.perf_counter()) / 2)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def counts_of(text: bytes, models: Sequence[str], at_s: float) -> Counts:
+    """The totals in a page of metrics; ``extra`` has them all, as ``name{labels}``."""
+    totals: dict[str, float] = {}
+    for name, labels, value in _TOTAL.findall(text):
+        key = f"{name.decode()}{{{labels.decode()}}}" if labels else name.decode()
+        totals[key] = float(value)
+    tokens = [
+        int(totals[f'trserve_generation_tokens_total{{model="{model}"}}']) for model in models
+    ]
+    return Counts(at_s, tuple(tokens), int(totals["trserve_handoffs_total"]), totals)

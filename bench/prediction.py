@@ -1,0 +1,122 @@
+"""What a throughput row is beside what was predicted: realised probabilities, T(B) at them.
+
+Predictions need the models' step latencies: a profile's, or given ones. Knows no servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from bench.closed_loop import Window
+from bench.common import Row
+from bench.systems import LLM_ONLY, SINGLE, Algorithm, Setup, Vector
+from bench.workloads import Workload
+from trserve.sched.algorithms import behaviour
+from trserve.sched.markov import is_feasible, throughput
+from trserve.sched.search import Solution, search
+from trserve.sched.system import Latency, System, interpolate, make_system
+
+SEARCH_BUDGET_S: Final = 20.0
+
+
+def realised(algorithm: Algorithm, window: Window) -> tuple[float, ...] | None:
+    """The probabilities (p; p and q; the weights) with which this window's requests travelled.
+
+    From committed tokens and handoffs: a visit to the large model is two handoffs, and the token
+    of the small one that began it was not committed. None where too little happened.
+    """
+    total = sum(window.tokens)
+    if not total:
+        return None
+    if algorithm.name == "me":
+        return tuple(tokens / total for tokens in window.tokens)
+    small, large = window.tokens
+    if algorithm.name != "r-stitch":
+        return (large / total,)
+    visits = window.handoffs / 2
+    if not large or not small + visits:
+        return None
+    return visits / (small + visits), min(1.0, visits / large)
+
+
+def latencies(setup: Setup) -> tuple[Latency, ...] | None:
+    """Step latencies in milliseconds of the profile's models; None without a profile."""
+    if setup.profile is None:
+        return None
+    from trserve.emulated.profile import load_profile
+
+    profile = load_profile(setup.profile)
+    found = [profile.model(name) for name in setup.models]
+    return tuple(each.step.curve for each in found if each is not None)
+
+
+def system_at(algorithm: str, values: Sequence[float], latency_ms: Sequence[Latency]) -> System:
+    """The scheduling model's system at probabilities ``values``."""
+    routing, tokens = behaviour(algorithm, values)
+    return make_system(routing.tolist(), tokens.tolist(), list(latency_ms))
+
+
+def best(system: System, concurrency: int) -> Solution:
+    """The best thresholds."""
+    return search(system, concurrency, budget_s=SEARCH_BUDGET_S)
+
+
+def predicted(
+    name: str, setup: Setup, window: Window, vector: Vector | None = None
+) -> float | None:
+    """Tokens/s of the system ``name`` at the realised probabilities; None where nothing is known.
+
+    A server alone takes all N requests in every step. For auto it is the best T(B).
+    """
+    curves = latencies(setup)
+    if curves is None:
+        return None
+    n = window.concurrency
+    if name in SINGLE:
+        return 1000 * n / interpolate(curves[SINGLE[name]], n)
+    values = realised(setup.algorithm, window)
+    if values is None:
+        return None
+    system = system_at(setup.algorithm.name, values, curves)
+    if name == "delayed-auto":
+        return best(system, n).tokens_per_s
+    thresholds = (1,) * system.models if name == "eager" else vector
+    if thresholds is None or not is_feasible(thresholds, n):
+        return None
+    return throughput(system, n, [thresholds])[0]
+
+
+def row_of(
+    name: str, setup: Setup, workload: Workload, window: Window, vector: Vector | None = None
+) -> Row:
+    """One row of the benchmark."""
+    routed = name not in SINGLE
+    values = realised(setup.algorithm, window) if routed else None
+    return {
+        "algorithm": setup.algorithm.shown if routed else None,
+        "workload": workload.name,
+        "system": name,
+        "concurrency": window.concurrency,
+        "batch_threshold": list(vector) if vector else None,
+        "tokens_per_s": window.tokens_per_s,
+        "predicted_tokens_per_s": predicted(name, setup, window, vector),
+        "per_user_tokens_per_s": window.per_user_tokens_per_s,
+        "ttft_ms": window.ttft_ms,
+        "latency_s": window.latency_s,
+        "p": values[0] if values else None,
+        "llm_share": window.share if routed else float(name == LLM_ONLY),
+        "relative_error": window.relative_error,
+        "tokens": sum(window.tokens),
+        "seconds": window.seconds,
+    }
+
+
+def missing_row(name: str, setup: Setup, workload: Workload, reason: str) -> Row:
+    """The row of a system that this server cannot be."""
+    return {
+        "algorithm": setup.algorithm.shown,
+        "workload": workload.name,
+        "system": name,
+        "not_available": reason,
+    }

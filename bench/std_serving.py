@@ -1,0 +1,134 @@
+"""Standard serving, the baseline: one server a model, one token a call, an external dispatcher.
+
+``python -m bench.std_serving`` measures it from the client, beside each model alone; ``--baseline
+official`` measures the original projects' ways (``std_official`` says what of them is faithful).
+``--prove`` shows first that its servers are no slower than they should be: the throughput of whole
+answers from a server of one model beside that of trserve's server of two whose other model is
+idle. ``--serve`` answers clients. ``--profile-steps`` says where the time of a call goes.
+
+On real models with r-stitch the dispatcher decides by entropy, from 20 logprobs a token
+(``std_policy`` says how that differs from the exact one); anywhere else by seeded draws with the
+same probabilities as trserve's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
+
+import uvloop
+
+from bench.closed_loop import Until
+from bench.common import Row, parser, report
+from bench.endpoint import NotAvailableError, launched
+from bench.prediction import missing_row, row_of
+from bench.std_official import OFFICIAL
+from bench.systems import SINGLE, STANDARD, Endpoint, Setup, running
+from bench.throughput_options import (
+    add_arguments,
+    concurrencies,
+    setup_of,
+    until_of,
+    workload_of,
+)
+from bench.workloads import Workload
+
+PROVE_ROUNDS: Final = 3
+ALLOWED: Final = 0.10
+"""By how much a server of one model may differ from trserve with its other model idle."""
+
+
+def run(
+    systems: Sequence[str], setup: Setup, workload: Workload, counts: Sequence[int], until: Until
+) -> list[Row]:
+    """A row for each system and number of users."""
+    rows = []
+    for system in systems:
+        try:
+            with running(system, setup) as up:
+                for count in counts:
+                    window = uvloop.run(up.measure(count, workload, until))
+                    rows.append(row_of(system, setup, workload, window))
+        except NotAvailableError as error:
+            rows.append(missing_row(system, setup, workload, str(error)))
+    return rows
+
+
+def prove(setup: Setup, workload: Workload, counts: Sequence[int], until: Until) -> list[Row]:
+    """For each model: its own server beside the server of all models with only it writing.
+
+    Windows alternate, so that both see the same machine; the medians of the rounds count.
+    """
+    part = replace(until, tokens=until.tokens // PROVE_ROUNDS, least_s=until.least_s / PROVE_ROUNDS)
+    rows = []
+    for model in setup.models:
+        with ExitStack() as stack:
+            alone = launched([*setup.arguments([model]), "--router", "none"])
+            both = launched([*setup.arguments(setup.models), "--router", "none"])
+            single = Endpoint(stack.enter_context(alone))
+            shared = Endpoint(stack.enter_context(both), only=model)
+            for count in counts:
+                pairs = [
+                    [
+                        uvloop.run(up.measure(count, workload, part)).tokens_per_s
+                        for up in (single, shared)
+                    ]
+                    for _ in range(PROVE_ROUNDS)
+                ]
+                rows.append(_proof(model, workload, count, pairs))
+    return rows
+
+
+def _proof(model: str, workload: Workload, count: int, pairs: Sequence[Sequence[float]]) -> Row:
+    single, shared = (statistics.median(values) for values in zip(*pairs, strict=True))
+    return {
+        "model": model,
+        "workload": workload.name,
+        "concurrency": count,
+        "std_tokens_per_s": single,
+        "trserve_tokens_per_s": shared,
+        "ratio": single / shared,
+        "within_10_percent": abs(single / shared - 1) <= ALLOWED,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, prove, profile or serve, and report."""
+    made = parser("std_serving", "The baseline: one token a call, routed by a dispatcher.")
+    add_arguments(made)
+    made.add_argument("--baseline", default="standard", choices=("standard", "official"))
+    made.add_argument("--prove", action="store_true", help="show that its servers are fast")
+    made.add_argument("--profile-steps", action="store_true", help="where a call's time goes")
+    made.add_argument("--serve", type=int, metavar="PORT", help="be the baseline, as a server")
+    args = made.parse_args(argv)
+    if args.quick and args.concurrency == made.get_default("concurrency"):
+        args.concurrency = "1,4"
+    setup, workload = setup_of(args), workload_of(args)
+    title = f"{','.join(setup.models)} on {setup.device}, {setup.algorithm.shown}, {workload.name}"
+    if args.serve is not None:
+        from bench.std_server import serve
+
+        asyncio.run(serve(setup, args.serve))
+    elif args.profile_steps:
+        from bench.std_profile import profile
+
+        report("std_serving", args, profile(setup), f"one call of the SLM's server; {title}")
+    elif args.prove:
+        rows = prove(setup, workload, concurrencies(args), until_of(args))
+        report("std_serving", args, rows, f"whole answers, no routing; {title}")
+    else:
+        report("std_serving", args, _measured(args, setup, workload), title)
+
+
+def _measured(args: Namespace, setup: Setup, workload: Workload) -> list[Row]:
+    baselines = OFFICIAL if args.baseline == "official" else (STANDARD,)
+    return run([*SINGLE, *baselines], setup, workload, concurrencies(args), until_of(args))
+
+
+if __name__ == "__main__":
+    main()

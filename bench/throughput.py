@@ -1,0 +1,129 @@
+"""Throughput of routed decoding: algorithm x workload x users x system, beside what is predicted.
+
+Systems: each model alone, standard serving (``std_serving``), and trserve with the schedulers
+step-sync (a step starts when all models have finished theirs), model-sync (one model runs at a
+time), eager (B = 1), delayed-fixed (the solver's best B at the asked probabilities) and
+delayed-auto. A closed loop holds the number of users constant; tokens are counted by time. What a
+server refuses is reported as not available, with its words.
+
+``predicted_tokens_per_s`` is T(B) of the Markov model at the realised probabilities and the
+profile's latencies. ``--reproduce`` runs the checks of the scheduling model on emulated devices
+(``throughput_reproduce``). Without it, published figures stand beside (``throughput_tables``);
+compare ratios, not absolute numbers.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: more only spin in the solver
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+import uvloop
+
+from bench.common import Row, parser, report
+from bench.endpoint import NotAvailableError
+from bench.prediction import best, latencies, missing_row, row_of, system_at
+from bench.systems import SYSTEMS, Setup, Vector, running
+from bench.throughput_options import (
+    add_arguments,
+    concurrencies,
+    names,
+    setup_of,
+    until_of,
+    workload_of,
+)
+from bench.throughput_tables import plot, print_published, print_ratios
+from bench.workloads import WORKLOADS, Workload
+
+
+def cells(args: Namespace) -> list[tuple[Setup, Workload]]:
+    """The combinations of algorithm and workload that the flags ask for."""
+    algorithms = [args.algorithm] if args.algorithms is None else names(args.algorithms)
+    workloads = [workload_of(args)]
+    if args.workloads is not None:
+        workloads = [WORKLOADS[name].scaled(args.scale) for name in names(args.workloads)]
+    return [(setup_of(args, each), workload) for each in algorithms for workload in workloads]
+
+
+def measure_cell(
+    setup: Setup, workload: Workload, systems: Sequence[str], args: Namespace
+) -> list[Row]:
+    """A row for each system and number of users."""
+    rows: list[Row] = []
+    for system in systems:
+        try:
+            rows += _system(system, setup, workload, args)
+        except NotAvailableError as error:
+            rows.append(missing_row(system, setup, workload, str(error)))
+        print(f"{system}: done", file=sys.stderr)
+    return rows
+
+
+def _system(system: str, setup: Setup, workload: Workload, args: Namespace) -> list[Row]:
+    until = until_of(args)
+    if system != "delayed-fixed":
+        with running(system, setup) as up:
+            windows = [
+                uvloop.run(up.measure(count, workload, until)) for count in concurrencies(args)
+            ]
+        return [row_of(system, setup, workload, window) for window in windows]
+    rows = []
+    for count in concurrencies(args):
+        vector = fixed_vector(setup, count, args.batch_threshold)
+        with running(system, setup, vector) as up:
+            window = uvloop.run(up.measure(count, workload, until))
+        rows.append(row_of(system, setup, workload, window, vector))
+    return rows
+
+
+def fixed_vector(setup: Setup, count: int, asked: str | None) -> Vector:
+    """The flag's thresholds, else the solver's best.
+
+    Raises NotAvailableError where neither is there: on devices without a profile.
+    """
+    if asked is not None:
+        return tuple(int(value) for value in names(asked))
+    curves = latencies(setup)
+    if curves is None:
+        raise NotAvailableError("no profile to choose thresholds by; give --batch-threshold 1,3")
+    return best(system_at(setup.algorithm.name, setup.algorithm.values, curves), count).vector
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and report."""
+    made = parser("throughput", "Routed decoding: systems, users, workloads.")
+    add_arguments(made)
+    made.add_argument("--systems", default=",".join(SYSTEMS), metavar="A,B")
+    made.add_argument("--algorithms", metavar="A,B", help="several in place of --algorithm")
+    made.add_argument("--workloads", metavar="A,B", help="several in place of --workload")
+    made.add_argument("--batch-threshold", metavar="1,3", help="of delayed-fixed")
+    made.add_argument("--reproduce", action="store_true", help="the scheduling model's checks")
+    made.add_argument(
+        "--parts", default="1,2,3,4", metavar="1,2", help="of --reproduce: which of its checks"
+    )
+    args = made.parse_args(argv)
+    if args.quick and args.concurrency == made.get_default("concurrency"):
+        args.concurrency = "1,4"
+    if args.reproduce:
+        from bench.throughput_reproduce import reproduce
+
+        rows, ok = reproduce(names(args.parts), quick=args.quick)
+        report("throughput", args, rows, "the scheduling model's checks", plot)
+        sys.exit(not ok)
+    unknown = set(names(args.systems)) - set(SYSTEMS)
+    if unknown:
+        made.error(f"--systems: no system {', '.join(sorted(unknown))}; there are {SYSTEMS}")
+    rows = []
+    for setup, workload in cells(args):
+        rows += measure_cell(setup, workload, names(args.systems), args)
+    report("throughput", args, rows, f"{args.models} on {args.device}", plot)
+    print_ratios(rows)
+    print_published(sorted({setup.algorithm.name for setup, _ in cells(args)}))
+
+
+if __name__ == "__main__":
+    main()
