@@ -25,6 +25,7 @@ from trserve.restarts import ON_PEER_LOSS
 DEVICES: Final = ("auto", "cpu", "cuda", "emulated")
 DTYPES: Final = ("auto", "float32", "bfloat16")
 EARLY_PREFILL: Final = ("idle", "off", "always")
+SCHEDULES: Final = ("delayed", "model-sync", "step-sync")
 QUANTIZATIONS: Final = ("none", "int8")
 LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
 
@@ -184,6 +185,12 @@ class SchedulingConfig:
         parse=parse_thresholds,
         metavar="auto|1,3",
     )
+    schedule: str = option(
+        SCHEDULES[0],
+        "delayed, or what it is compared with: model-sync runs one model at a time, step-sync "
+        "starts no step before all models have finished the last one.",
+        choices=SCHEDULES,
+    )
     max_wait_ms: float = option(
         0.0,
         "Longest wait of a request for others before a step.  [default: four steps of the slowest "
@@ -316,6 +323,10 @@ def _check(config: LaunchConfig) -> None:
     if config.placement.device == "emulated":
         return  # its profile may say how many models there are; see trserve/emulated/placement.py
     thresholds = config.scheduling.batch_threshold
+    if thresholds and config.scheduling.schedule != SCHEDULES[0]:
+        raise ConfigError(
+            f"--batch-threshold: means nothing with --schedule {config.scheduling.schedule}"
+        )
     if thresholds and len(thresholds) != len(models):
         raise ConfigError(
             f"--batch-threshold names {len(thresholds)} numbers for {len(models)} models: give "

@@ -79,6 +79,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     early_prefill: str = "idle"
     batch_threshold: list[int] | None = None
     max_wait_ms: float = 0.0
+    schedule: str = "delayed"
     max_rows: int
     max_tokens: int
     record: RecordPlan | None = None
@@ -157,6 +158,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         early_prefill=config.scheduling.early_prefill,
         batch_threshold=_batch_threshold(config),
         max_wait_ms=config.scheduling.max_wait_ms,
+        schedule=config.scheduling.schedule,
         max_rows=config.engine.max_num_seqs,
         max_tokens=config.engine.max_num_batched_tokens,
         record=_record(config, models, dtypes, tokenizer.size),
@@ -167,10 +169,11 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
 
 
 def _batch_threshold(config: LaunchConfig) -> list[int] | None:
-    """What ``--batch-threshold`` says; one model alone has nobody to wait for."""
+    """What ``--batch-threshold`` says, None for auto; one model alone has nobody to wait for."""
     wanted = list(config.scheduling.batch_threshold)
     if not wanted:
-        return None if len(config.model.models) > 1 else [1]
+        fixed = len(config.model.models) == 1 or config.scheduling.schedule != "delayed"
+        return [1] * len(config.model.models) if fixed else None
     most = min(config.engine.max_num_seqs, config.engine.max_requests)
     if max(wanted) > most:
         raise ConfigError(

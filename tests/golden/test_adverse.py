@@ -1,7 +1,7 @@
 """The same equality under adverse conditions: little room in a step, little memory for KV.
 
 A step of the server may take four requests and 24 tokens, so prompts are cut into chunks and
-batches change all the time. In the second server the KV cache holds about one and a half of the
+batches change all the time, and each model waits for others before a step. In the second server the KV cache holds about one and a half of the
 longest rows, so that requests keep taking each other's blocks and compute them again; what they
 gave up may still be in the prefix cache, and in the third server it never is.
 """
@@ -21,7 +21,7 @@ from tests.serverproc import Server
 
 ARGS = (
     *("--dtype", "float32", "--device", "cpu", "--router", "r-stitch"),
-    *("--max-num-batched-tokens", "24", "--max-num-seqs", "4"),
+    *("--max-num-batched-tokens", "24", "--max-num-seqs", "4", "--batch-threshold", "2,3"),
 )
 SMALL_KV = ("--memory", "560k", "--block-size", "8")
 NO_CACHE = (*SMALL_KV, "--no-enable-prefix-caching")

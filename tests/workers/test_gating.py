@@ -18,6 +18,7 @@ from trserve.ipc.slab import Slab
 from trserve.sched.gate import Reason
 from trserve.sched.table import ThresholdTable
 from trserve.workers.gating import WorkerGate
+from trserve.workers.lockstep import LockstepGate
 
 REASONS = ("threshold", "nobody_runs", "timeout", "drain")
 
@@ -191,3 +192,30 @@ def test_thresholds_may_change_under_way() -> None:
         for n, slot in enumerate(slots):
             assert w.outcome(slot) == reference([n + 1], limit=200, models=2, decide=route)
         running.close()
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["model-sync", "step-sync"])
+@pytest.mark.parametrize("models", [2, 3])
+def test_in_lockstep_no_token_changes_and_nobody_overtakes(steps: bool, models: int) -> None:
+    route = hash_route(models - 1, 40)
+    began: list[tuple[int, list[int]]] = []
+    with world(router=router_class(route), slots=8, workers=models) as w:
+        for worker in w.workers:
+            worker.gate = LockstepGate(w.slab, worker.index, w.memory.bells, steps=steps)
+
+            def noted(now_ns: int, worker=worker, run=worker.cycle.run) -> None:
+                began.append((worker.index, [x.get("in_step") for x in w.slab.workers]))
+                run(now_ns)
+
+            worker.cycle.run = noted
+        running = Running(w)
+        running.start()
+        slots = [w.submit([n + 1], limit=30) for n in range(8)]
+        running.until(lambda: running.done(*slots))
+        for n, slot in enumerate(slots):
+            assert w.outcome(slot) == reference([n + 1], limit=30, models=models, decide=route)
+        running.close()
+        assert not any(openings(w, index)["timeout"] for index in range(models))
+    if not steps:
+        for index, in_step in began:
+            assert not any(count for other, count in enumerate(in_step) if other != index)

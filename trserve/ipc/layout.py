@@ -55,13 +55,14 @@ WORKER_WORDS: Final = (
     "gate_nobody_runs",
     "gate_timeout",
     "gate_drain",
+    "round",
 )
 """Words of a worker's header lines, each with one writer (``status``: launcher; others: worker, or
 the launcher for one that was reaped).
 
 ``heartbeat`` is ``time.monotonic_ns`` at the worker's last sign of life. ``buffered`` and
 ``in_step`` count requests for the peers' gates, ``batch_threshold`` is the B in force, and
-``gate_*`` count openings by reason.
+``gate_*`` count openings by reason; ``round`` counts steps that all models take together.
 """
 
 ESTIMATE_WORDS: Final = (

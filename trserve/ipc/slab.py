@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trserve.errors import StartupError
+from trserve.ipc.baton import STATE_MASK, STATE_SHIFT, SlotState
 from trserve.ipc.layout import (
     EPOCH_WORD,
     EXTRAS_BYTES,
@@ -43,6 +44,7 @@ from trserve.ipc.layout import (
     Layout,
 )
 
+_LIVE: Final = int(SlotState.LIVE) << STATE_SHIFT
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK_GROW: Final = 0x2 | 0x4
@@ -99,6 +101,11 @@ class WorkerWords:
     def set(self, name: str, value: int) -> None:
         """Store the word; the caller is its one writer."""
         self.words[WORKER_WORDS.index(name)] = value
+
+
+def count_live(batons: NDArray[np.int64]) -> int:
+    """N: how many of ``batons`` (the words of all slots) are published and not finished."""
+    return int(np.count_nonzero(batons & STATE_MASK == _LIVE))
 
 
 class Slab:

@@ -84,7 +84,7 @@ def decide(
         return _NOTHING_TO_DO
     if mine >= thresholds[worker]:
         return _BY_THRESHOLD
-    chosen = opener(buffered, thresholds) if _nobody_runs(buffered, running, live) else None
+    chosen = opener(buffered, thresholds) if nobody_runs(buffered, running, live) else None
     if chosen == worker:
         return _BY_NOBODY
     if waited >= max_wait:
@@ -94,7 +94,7 @@ def decide(
     return Decision(None, max_wait - waited, chosen)
 
 
-def _nobody_runs(buffered: Sequence[int], running: Sequence[int], live: int) -> bool:
+def nobody_runs(buffered: Sequence[int], running: Sequence[int], live: int) -> bool:
     """Every live request is in some buffer, so none is in a step, in a ring or on a link.
 
     More may be buffered than are live: a request that was cancelled stays until it is noticed.

@@ -4,7 +4,8 @@ Without it the first handoff of a request waits for the peer to compute the whol
 gateway tells a request's peers of its prompt when it publishes the request, and a peer computes it
 when it has nothing of its own to do, one chunk at a time, looking for arrivals between two chunks.
 Nobody loses KV blocks for it, and a request that is told of too late, or never comes, costs nothing
-but the work. Knows no rings; the table says whose prompts there are.
+but the work. One whose prompt may have ended a worker is left alone until it comes: its writer may
+never send it, and then nobody dies of it. Knows no rings; the table says whose prompts there are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import Slab
 from trserve.workers.request import Request
-from trserve.workers.runner import TorchRunner
+from trserve.workers.runner import Runner
 from trserve.workers.step import StepInputs
 from trserve.workers.suspects import StepGuard
 from trserve.workers.table import RequestTable
@@ -33,9 +34,10 @@ class EarlyPrefill:
     """Computes what ``table`` expects, over the arrays and the runner of its owner's steps."""
 
     def __init__(
-        self, slab: Slab, index: int, table: RequestTable, runner: TorchRunner, inputs: StepInputs
+        self, slab: Slab, index: int, table: RequestTable, runner: Runner, inputs: StepInputs
     ) -> None:
         self._rows = slab.tokens
+        self._suspect = slab.suspect
         self._words = slab.workers[index].words
         self._table = table
         self._runner = runner
@@ -45,6 +47,9 @@ class EarlyPrefill:
     def run(self, guard: StepGuard) -> None:
         """One chunk of the prompt that has been expected longest; its KV is stored."""
         request = next(iter(self._table.ahead.values()))
+        if self._suspect[request.slot] == request.gen:
+            del self._table.ahead[request.slot]
+            return
         pool = self._table.pool
         pool.match(request)
         start = request.num_computed

@@ -14,17 +14,13 @@ from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Final
 
-import numpy as np
-
-from trserve.ipc.baton import STATE_MASK, STATE_SHIFT, SlotState
 from trserve.ipc.doorbell import ring
 from trserve.ipc.layout import WORKER_WORDS
-from trserve.ipc.slab import Slab
-from trserve.sched.gate import Reason, decide, default_max_wait_ms
+from trserve.ipc.slab import Slab, count_live
+from trserve.sched.gate import Reason, decide, default_max_wait_ms, nobody_runs, opener
 from trserve.sched.table import ThresholdTable
 from trserve.workers.tracing import WorkerTrace
 
-_LIVE: Final = int(SlotState.LIVE) << STATE_SHIFT
 _BUFFERED: Final = WORKER_WORDS.index("buffered")
 _IN_STEP: Final = WORKER_WORDS.index("in_step")
 _THRESHOLD: Final = WORKER_WORDS.index("batch_threshold")
@@ -94,8 +90,8 @@ class WorkerGate:
         if self._eager:
             self._words[_BY_THRESHOLD] += 1
             return 0.0
-        live = int(np.count_nonzero(self._batons & STATE_MASK == _LIVE))
-        thresholds = [min(b, self._max_rows) for b in self._table.row(live)]
+        live = count_live(self._batons)
+        thresholds = self._thresholds(live)
         words = self._words
         words[_THRESHOLD] = thresholds[self._index]
         words[_BUFFERED] = buffered
@@ -104,12 +100,15 @@ class WorkerGate:
             return 0.0
         return self._ask(buffered, live, thresholds, now_ns)
 
+    def _thresholds(self, live: int) -> list[int]:
+        return [min(b, self._max_rows) for b in self._table.row(live)]
+
     def _ask(self, buffered: int, live: int, thresholds: Sequence[int], now_ns: int) -> float:
         since = self._closed_since = self._closed_since or now_ns
         decision = decide(
             self._index,
-            buffered=[words[_BUFFERED] for words in self._all],
-            running=[words[_IN_STEP] for words in self._all],
+            buffered=self._of_all(_BUFFERED),
+            running=self._of_all(_IN_STEP),
             thresholds=thresholds,
             live=live,
             waited=now_ns - since,
@@ -125,11 +124,13 @@ class WorkerGate:
             ring(self._bells[decision.opener])
         return decision.wait / _NS
 
+    def _of_all(self, word: int) -> list[int]:
+        return [words[word] for words in self._all]
+
     def _max_wait_ns(self) -> int:
         wait_s = self._max_wait_s
         if wait_s is None:
-            slowest = max([words[_SLOWEST] for words in self._all])
-            wait_s = default_max_wait_ms(slowest / 1e6) / 1e3
+            wait_s = default_max_wait_ms(max(self._of_all(_SLOWEST)) / 1e6) / 1e3
         return int(wait_s * _NS)
 
     def _open(self, reason: Reason, rows: int) -> None:
@@ -143,9 +144,20 @@ class WorkerGate:
 
     def rest(self, buffered: int) -> None:
         """No step runs here, and ``buffered`` requests may run; told when that has changed."""
-        if not self._eager:
-            self._words[_BUFFERED] = buffered
-            self._words[_IN_STEP] = 0
+        if self._eager:
+            return
+        words = self._words
+        had_any = words[_BUFFERED] or words[_IN_STEP]
+        words[_BUFFERED] = buffered
+        words[_IN_STEP] = 0
+        if had_any and not buffered:
+            self._wake_opener()
+
+    def _wake_opener(self) -> None:
+        """Nobody asks here again before something comes: who waits for that may wait in vain."""
+        live, buffered = count_live(self._batons), self._of_all(_BUFFERED)
+        if live and nobody_runs(buffered, self._of_all(_IN_STEP), live):
+            ring(self._bells[opener(buffered, self._thresholds(live))])
 
     def note_step(self, nanoseconds: int) -> None:
         """A step without prompts took so long."""

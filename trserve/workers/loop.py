@@ -21,7 +21,7 @@ from trserve.ipc.doorbell import silence
 from trserve.ipc.links import LinkReceiver
 from trserve.ipc.rings import Kind
 from trserve.ipc.tally import TallyWriter
-from trserve.workers.gating import WorkerGate
+from trserve.workers.gates import Gate
 from trserve.workers.step_cycle import StepCycle
 from trserve.workers.table import RequestTable
 from trserve.workers.tracing import WorkerTrace
@@ -60,7 +60,7 @@ class WorkerLoop:
         table: RequestTable,
         tally: TallyWriter,
         cycle: StepCycle,
-        gate: WorkerGate,
+        gate: Gate,
         publish: Callable[[], None],
         trace: WorkerTrace | None = None,
         strict: bool = False,

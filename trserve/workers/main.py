@@ -33,7 +33,7 @@ from trserve.sched.table import ThresholdTable
 
 if TYPE_CHECKING:
     from trserve.router_lib.base import BaseRouter
-    from trserve.workers.gating import WorkerGate
+    from trserve.workers.gates import Gate
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.recorder import Recorder
     from trserve.workers.runner import Runner
@@ -86,7 +86,7 @@ def _create_loop(
     arguments: ChildArguments, plan: ServerPlan, runner: Runner, control: ControlClient
 ) -> WorkerLoop:
     from trserve.workers.blocks import BlockPool
-    from trserve.workers.gating import WorkerGate
+    from trserve.workers.gates import create_gate
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.routing import Routing
     from trserve.workers.sampler import Sampler
@@ -109,15 +109,7 @@ def _create_loop(
     )
     routing = Routing(_create_router(plan, index))
     tally = TallyWriter(slab, index)
-    gate = WorkerGate(
-        slab,
-        index,
-        arguments.bells,
-        thresholds=plan.thresholds,
-        max_rows=plan.max_rows,
-        max_wait_s=plan.max_wait_s,
-        trace=table.trace,
-    )
+    gate = create_gate(plan, slab, index, arguments.bells, table.trace)
     cycle = StepCycle(
         index=index,
         slab=slab,
@@ -169,7 +161,7 @@ def _create_recorder(plan: ServerPlan, index: int) -> Recorder | None:
     return Recorder(Path(plan.record.directory), plan.record.headers[index], plan.max_rows)
 
 
-def _on_control(control: ControlClient, gate: WorkerGate) -> bool:
+def _on_control(control: ControlClient, gate: Gate) -> bool:
     """Take in all messages; False once the worker is to end."""
     for message in control.receive_all():
         kind = message["type"]
