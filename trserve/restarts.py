@@ -2,8 +2,9 @@
 
 The third death within a minute is one too many, whatever the worker does in between; a death while
 a successor still loads does not grow old before one has loaded. A death that is explained by a
-request (it died in the step of one that ends the next worker too, and is then ended itself) does
-not count against the worker.
+request does not count against the worker: it died in the step of one that ends the next worker too,
+and is then ended itself; or it computed early the prompt of one that another worker writes, which
+nobody does again.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class WorkerDeaths:
         loading: bool = False,
         in_step: Set[Use] = frozenset(),
         poison: Set[Use] = frozenset(),
+        early: Set[Use] = frozenset(),
     ) -> Decision:
         """A death: what is to follow.
 
@@ -80,7 +82,10 @@ class WorkerDeaths:
             loading: whether it died before it could serve.
             in_step: the requests of the step that it died in.
             poison: those of them that are found to end workers.
+            early: the requests of others whose prompt it computed when it died.
         """
+        if early:
+            return Decision(Verdict.RESTART)
         self._deaths.append(_Death(now_s, loading, in_step))
         self._deaths = [
             death

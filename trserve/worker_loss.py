@@ -35,10 +35,17 @@ _DONE: Final = int(SlotState.DONE) << STATE_SHIFT
 
 
 class Step(NamedTuple):
-    """The step that a worker died in: its requests, and those of them that end workers."""
+    """What a worker did when it died.
+
+    Attributes:
+        requests: those of its step.
+        poison: those of them that end workers.
+        early: whose prompt it was computing for another worker.
+    """
 
     requests: frozenset[Use]
     poison: frozenset[Use]
+    early: frozenset[Use] = frozenset()
 
 
 class StandIn:
@@ -65,13 +72,15 @@ class StandIn:
         """Be ``worker``, which was reaped, from now on; returns what it was doing when it died.
 
         A request that is in the step at two deaths, and not a token further at the second, is
-        ended; after the first it is a suspect, and the successor runs it alone.
+        ended; after the first it is a suspect, and the successor runs it alone. One that another
+        worker writes is never ended for what its prompt did here: that one may write it happily.
+        It is a suspect as well, and so nobody computes its prompt early any more.
         """
         step = self._step(worker)
         self.set_status(worker, WorkerStatus.RESTARTING)
         for slot, _ in step.poison:
             self._finish(slot, Finish.WORKER_CRASHED)
-        for slot, gen in step.requests - step.poison:
+        for slot, gen in step.requests - step.poison | step.early:
             self._slab.suspect[slot] = gen
         self.close_done(worker)
         self._new_epoch()
@@ -81,13 +90,16 @@ class StandIn:
         slab = self._slab
         count, *listed = slab.in_step[worker].tolist()
         slab.in_step[worker][0] = 0  # else a successor that dies while loading would die in it too
-        gen = slab.gen
+        gen, sent = slab.gen, slab.sent
         lengths = {(slot, gen[slot]): baton.length for slot, baton in self._owned(worker)}
-        found = {(slot, gen[slot]) for slot in listed[:count]} & lengths.keys()
+        # What the dead had heard of and not closed: none of these slots is used anew before we
+        # close it, so these generations are those of the step.
+        heard_of = {(slot, gen[slot]) for slot in listed[:count] if sent[slot] >> worker & 1}
+        found = heard_of & lengths.keys()
         poison = {use for use in found if self._suspects.get(use) == lengths[use]}
         known = {use: length for use, length in self._suspects.items() if gen[use[0]] == use[1]}
         self._suspects = known | {use: lengths[use] for use in found}
-        return Step(frozenset(found), frozenset(poison))
+        return Step(frozenset(found), frozenset(poison), frozenset(heard_of - found))
 
     def _owned(self, worker: int) -> Iterator[tuple[int, Baton]]:
         """The slots whose baton ``worker`` has; nobody else may change that."""

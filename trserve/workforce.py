@@ -140,7 +140,11 @@ class Workforce:
         step = self._stand_in.take_over(worker.index)
         self._tell({"type": "worker_down", "model": worker.index, "message": end})
         decision = worker.deaths.note(
-            now, loading=not child.ready, in_step=step.requests, poison=step.poison
+            now,
+            loading=not child.ready,
+            in_step=step.requests,
+            poison=step.poison,
+            early=step.early,
         )
         if step.poison:
             end += "; a request that did it for the second time is ended"

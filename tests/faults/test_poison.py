@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from tests.faults.deadly import IN_RECEIVE, IN_ROUTE
+from tests.faults.deadly import IN_PROMPT, IN_RECEIVE, IN_ROUTE
 from tests.faults.streams import (
     COMPLETIONS,
     Streams,
@@ -55,3 +56,25 @@ def test_only_the_poison_ends(token: int) -> None:
         assert_ends(server, token)
         assert restarts(server, 4) == 4
         check_equal(Streams(server, bodies).join(), expected)
+
+
+def test_a_prompt_that_ends_only_its_early_reader_harms_nobody() -> None:
+    marked = body(0, prompt=[IN_PROMPT, 6, 7, 8], max_tokens=900)
+    deaths, due = 0, 4  # three that count would end the server
+
+    def back() -> int:
+        return server.stderr.count("is back")
+
+    with Server(ARGS) as server:
+        for _ in range(30):  # some are over before their early reader has woken
+            (heard,) = Streams(server, [marked]).join()
+            heard.check()
+            assert set(heard.sources) == {0}
+            time.sleep(0.05)
+            if (died := server.stderr.count("exit code 79")) > deaths:
+                deaths = died
+                assert wait_until(back, lambda n, deaths=deaths: n >= deaths, 10.0) == deaths
+            if deaths >= due:
+                break
+        assert deaths == due
+        check_nothing_held(server)

@@ -60,6 +60,12 @@ def test_what_a_request_explains_does_not_count() -> None:
     assert deaths.note(4.0).verdict is Verdict.END_SERVER
 
 
+def test_what_anothers_prompt_explains_does_not_count() -> None:
+    deaths = WorkerDeaths(FAIL)
+    assert {deaths.note(0.0, early={(n, n)}) for n in range(9)} == {AGAIN}
+    assert [deaths.note(1.0), deaths.note(1.0)] == [AGAIN, AGAIN]
+
+
 def test_waiting_is_bounded() -> None:
     deaths = WorkerDeaths(WAIT)
     pauses = [deaths.note(0.0, loading=True).pause_s for _ in range(2000)]

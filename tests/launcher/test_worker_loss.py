@@ -136,6 +136,42 @@ def test_who_came_a_token_further_is_not_found_guilty() -> None:
         assert {w.outcome(slot).finish for slot in slots} == {Finish.LENGTH}
 
 
+def test_a_death_at_anothers_prompt_is_laid_to_it_and_ends_nothing() -> None:
+    with world(workers=2, early_prefill="idle") as w:
+        launcher = stand_in(w)
+        slot = w.submit([5, 6, 7], limit=20, ignore_eos=True)
+        for _ in range(2):
+            w.slab.suspect[slot.index] = 0  # as if the second had begun before it was marked
+            die_in_step(w, 1)
+            use = (slot.index, slot.gen)
+            assert launcher.take_over(1) == Step(frozenset(), frozenset(), frozenset({use}))
+            assert w.slab.suspect[slot.index] == slot.gen
+            succeed(w, 1)
+            w.workers[1].table.expect(slot.index, slot.gen)  # the hint comes again
+        w.run(slot)
+        assert w.workers[1].runner.batches == [], "nobody computes it early again"
+        expected = reference([5, 6, 7], limit=20, models=2, decide=hash_route(1, 0), stop_ids=())
+        assert w.outcome(slot) == expected
+        w.check_nothing_held()
+
+
+def test_who_arrives_after_a_death_at_its_prompt_has_two_more_to_be_found_out() -> None:
+    with world(workers=2, early_prefill="idle", router=router_class(hash_route(1, 100))) as w:
+        launcher = stand_in(w)
+        slot = w.submit([5, 6, 7], limit=20, ignore_eos=True)
+        use = frozenset({(slot.index, slot.gen)})
+        die_in_step(w, 1)
+        assert launcher.take_over(1).early == use
+        succeed(w, 1)
+        w.workers[0].turn()
+        assert w.baton(slot).owner == 1
+        for poison in (frozenset(), use):
+            die_in_step(w, 1)
+            assert launcher.take_over(1) == Step(use, poison)
+            succeed(w, 1)
+        assert w.baton(slot).finish is Finish.WORKER_CRASHED
+
+
 def test_a_lost_workers_requests_go_to_one_that_is_left() -> None:
     with world(workers=3, router=router_class(hash_route(2, 50))) as w:
         launcher = stand_in(w)

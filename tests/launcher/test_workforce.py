@@ -13,6 +13,7 @@ import pytest
 
 from tests.gateway.stack import new_plan
 from trserve.children import Child
+from trserve.ipc.baton import Baton, Finish, SlotState
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import Message
 from trserve.ipc.shared import Shared
@@ -110,6 +111,18 @@ def test_the_first_start_is_no_news(scene: Scene) -> None:
     assert len(scene.started) == 2
     assert scene.status() == [WorkerStatus.UP] * 2
     assert scene.told == [] and scene.notes == []
+
+
+def test_deaths_at_anothers_prompt_never_end_the_server(new_scene: NewScene) -> None:
+    scene = new_scene(on_peer_loss="fail")
+    slab = scene.slab
+    for gen in range(1, 6):
+        slab.gen[0], slab.sent[0] = gen, 0b11
+        slab.baton[0] = Baton(3, 0, SlotState.LIVE, Finish.NONE, 0, 0).pack()
+        slab.in_step[1][:2] = 1, 0
+        assert scene.force.replace(scene.started[-1], float(gen)) is None
+        assert slab.suspect[0] == gen
+        scene.serve()
 
 
 def test_one_that_dies_is_started_again_and_the_gateway_is_told(scene: Scene) -> None:
