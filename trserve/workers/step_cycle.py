@@ -136,6 +136,7 @@ class StepCycle:
         """A turn without a step."""
         self._load.beat(now_ns)
         self.width = 0
+        self._unnoted = True
 
     def note(self) -> None:
         """Say what there is after a step that changed it; called when nobody waits for that."""
