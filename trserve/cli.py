@@ -85,7 +85,7 @@ def _merge_assignments(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _launch(**values: Any) -> None:
-    from trserve.launcher import launch
+    from trserve.launch import launch
 
     try:
         code = launch(config_from_flags(_merge_assignments(values)))

@@ -8,42 +8,27 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import time
 from typing import Final
 
 import msgspec
 
 from trserve.children import KILL_AFTER_S, Child, Children
-from trserve.config import LaunchConfig
 from trserve.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_WORKER_LOST
-from trserve.front import Front, HttpFront, listen
+from trserve.front import Front
 from trserve.gateway_loss import MOST_DEATHS, GatewayDeaths, cancel_requests
 from trserve.ipc.child import ChildArguments
-from trserve.ipc.control import GATEWAY_IDENTITY, ControlServer, Message
-from trserve.ipc.instance import InstanceDirectory, sweep_dead_instances
-from trserve.ipc.process import become_subreaper
+from trserve.ipc.control import GATEWAY_IDENTITY, SOLVER_IDENTITY, ControlServer, Message
+from trserve.ipc.instance import InstanceDirectory
 from trserve.ipc.shared import Shared
 from trserve.lifecycle import ServerEvent, ServerState, advance
-from trserve.plan import ServerPlan, make_plan
+from trserve.plan import ServerPlan
+from trserve.signal_pipe import SignalPipe
+from trserve.solving import Solving
 from trserve.workforce import Workforce
 
 _TICK_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.3
-
-
-def launch(config: LaunchConfig) -> int:
-    """Run a server until it ends; returns the exit code. Raises StartupError before it starts."""
-    plan = make_plan(config)
-    listener = listen(config.endpoint.host, config.endpoint.port)
-    try:
-        sweep_dead_instances()
-        become_subreaper()
-        front = HttpFront(listener)
-        with Launcher(plan, front, config.faults.drain_timeout) as launcher:
-            return launcher.run()
-    finally:
-        listener.close()
 
 
 class Launcher:
@@ -76,16 +61,16 @@ class Launcher:
             arguments=self._arguments,
             watch=self._watch,
             tell=lambda message: self._control.send(GATEWAY_IDENTITY, message),
-            note=lambda text: self._front.show_note(text),
+            note=self._note,
+        )
+        self._solving = Solving(
+            plan, self._children, self._control, self._arguments, self._watch, self._note
         )
         self._gateway_deaths = GatewayDeaths()
 
     def __enter__(self) -> Launcher:
-        self._wakeup_read, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)  # the wakeup pipe carries the number
-        self._selector.register(self._wakeup_read, selectors.EVENT_READ)
+        self._pipe = SignalPipe()
+        self._selector.register(self._pipe.fd, selectors.EVENT_READ)
         self._selector.register(self._control.fd, selectors.EVENT_READ)
         return self
 
@@ -94,7 +79,7 @@ class Launcher:
         self._children.kill_all()
         self._control.close()
         self._directory.remove()
-        signal.set_wakeup_fd(-1)
+        self._pipe.close()
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -111,11 +96,13 @@ class Launcher:
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):
-            if key.fd == self._wakeup_read:
-                self._on_signals(os.read(self._wakeup_read, 64))
+            if key.fd == self._pipe.fd:
+                self._on_signals(self._pipe.read())
             elif key.fd != self._control.fd:
                 self._on_child_end(key.fd)
         self._receive()
+        if self._replaces:
+            self._solving.tick(time.monotonic())
         if self._replaces and (cause := self._workforce.tick(time.monotonic())):
             self._root_cause, self._exit_code = cause, EXIT_WORKER_LOST
             self._end_requests()
@@ -135,7 +122,7 @@ class Launcher:
                 self._on_message(identity, message)
 
     def _wait_s(self) -> float:
-        due = [*self._workforce.due()] if self._replaces else []
+        due = [*self._workforce.due(), *self._solving.due()] if self._replaces else []
         if self._deadline is not None:
             due.append(self._deadline)
         now = time.monotonic()
@@ -143,12 +130,15 @@ class Launcher:
 
     @property
     def _replaces(self) -> bool:
-        """Whether workers are kept alive: between the ready line and the end's beginning."""
+        """Whether children are kept alive: between the ready line and the end's beginning."""
         serves = self._state in (ServerState.SERVING, ServerState.DRAINING)
         return serves and self._root_cause is None
 
     def _move(self, event: ServerEvent) -> None:
         self._state = advance(self._state, event)
+
+    def _note(self, text: str) -> None:
+        self._front.show_note(text)
 
     # -- children ----------------------------------------------------------------------------
 
@@ -191,6 +181,9 @@ class Launcher:
             self._receive()
 
     def _on_loss(self, child: Child) -> None:
+        if child.identity == SOLVER_IDENTITY:
+            self._solving.replace(child, time.monotonic())
+            return
         if child.identity == GATEWAY_IDENTITY:
             if self._replace_gateway(child):
                 return
@@ -258,6 +251,8 @@ class Launcher:
             child.failure = (f"{child.title}: {message['message']}", message["exit_code"])
         elif kind == "ready":
             self._on_ready(child, message)
+        elif kind == "thresholds":
+            self._solving.on_thresholds(message)
         elif kind == "serving":
             self._on_serving()
         elif kind == "quit":
@@ -272,6 +267,7 @@ class Launcher:
             child.ready = True
         else:
             self._workforce.on_ready(child, message["router_parameters"])
+            self._solving.on_ready(child)
         if all(child.ready for child in self._children) if starting else is_gateway:
             parameters = self._workforce.router_parameters
             self._control.send(GATEWAY_IDENTITY, {"type": "serve", "router_parameters": parameters})
@@ -280,6 +276,7 @@ class Launcher:
         """The gateway takes requests: now the ready line is true."""
         if self._state is ServerState.STARTING:
             self._move(ServerEvent.ALL_READY)
+            self._solving.start()
             self._front.show_ready(self._plan)
         elif self._state is ServerState.DRAINING:  # asked for while this gateway was starting
             self._control.send(GATEWAY_IDENTITY, {"type": "drain"})
@@ -297,6 +294,7 @@ class Launcher:
                 gateway = self._children.by_identity(GATEWAY_IDENTITY)
                 if gateway is not None and gateway.ready:  # else once it serves
                     self._control.send(GATEWAY_IDENTITY, {"type": "drain"})
+                self._solving.drain()
                 self._front.show_note("draining; once more to force")
             elif self._state is ServerState.STARTING:
                 self._move(ServerEvent.STOP_ASKED)
@@ -326,7 +324,7 @@ class Launcher:
             elif child.ready:
                 self._control.send(child.identity, {"type": "stop"})
             else:
-                child.process.kill()  # still loading: it holds nothing yet
+                child.process.kill()  # still loading, or the solver: it holds nothing
 
     def _on_deadline(self) -> None:
         if self._state is ServerState.DRAINING and self._root_cause is None:

@@ -82,7 +82,7 @@ def test_a_switch_can_be_turned_off(
     flags: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[LaunchConfig] = []
-    monkeypatch.setattr("trserve.launcher.launch", lambda config: seen.append(config) or 0)
+    monkeypatch.setattr("trserve.launch.launch", lambda config: seen.append(config) or 0)
     assert CliRunner().invoke(main, ["launch", *flags]).exit_code == 0
     assert seen[0].engine.enable_prefix_caching is expected
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
@@ -56,7 +55,8 @@ def test_a_second_signal_in_the_turn_of_a_childs_end(launcher: Launcher) -> None
     pidfd = add(launcher, "pass")
     launcher._move(ServerEvent.ALL_READY)
     assert select.select([pidfd], [], [], LONG_S)[0]
-    os.write(launcher._wakeup_write, bytes([signal.SIGTERM, signal.SIGTERM]))
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
     until(launcher, lambda: launcher._state is ServerState.STOPPED)
     assert launcher._exit_code == 128 + signal.SIGTERM
 
@@ -66,7 +66,7 @@ def test_a_signal_while_loading_ends_everything_with_0(
     launcher: Launcher, number: signal.Signals
 ) -> None:
     add(launcher, DEAF)
-    os.write(launcher._wakeup_write, bytes([number]))
+    signal.raise_signal(number)
     until(launcher, lambda: launcher._state is ServerState.STOPPED)
     assert launcher._exit_code == 0
 

@@ -107,8 +107,8 @@ def test_measurements_below_eager_send_it_back_for_a_while():
     while policy.table.row(4) == (1, 1):
         policy.update(known(0.35, 4))
         updates += 1
-        assert updates < 30
-    assert updates >= 5
+        assert updates < 100
+    assert updates >= 20
 
 
 def test_noisy_measurements_do_not(policy):

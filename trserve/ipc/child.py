@@ -32,8 +32,8 @@ class ChildArguments:
         control: the ZeroMQ endpoint.
         slab_fd: the slab's memory file.
         bells: the doorbells of all workers, then the gateway's.
-        index: this worker, or -1 in the gateway.
-        listen_fd: the listening socket, or -1 in a worker.
+        index: this worker, or -1 in what is none.
+        listen_fd: the listening socket, or -1 in what is no gateway.
     """
 
     parent: int
@@ -82,18 +82,20 @@ def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
     )
 
 
-def begin_child(arguments: ChildArguments, parent_death: int = signal.SIGKILL) -> None:
+def begin_child(
+    arguments: ChildArguments, parent_death: int = signal.SIGKILL, *, name: str | None = None
+) -> None:
     """A child's first act: end with the launcher, leave signals to it, log to standard error.
 
     SIGTERM too: a service manager sends it to every process of the group, and the launcher alone
     knows how to end without cutting an answer. (Where it is the sign of the launcher's death, the
-    child has its own handler.)
+    child has its own handler.) ``name`` stands before what it logs.
     """
     die_with_parent(arguments.parent, parent_death)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent_death != signal.SIGTERM:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    name = "gateway" if arguments.index < 0 else f"worker-{arguments.index}"
+    name = name or ("gateway" if arguments.index < 0 else f"worker-{arguments.index}")
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"trserve {name}: %(message)s"
     )

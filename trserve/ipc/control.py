@@ -25,6 +25,7 @@ def worker_identity(index: int) -> str:
 
 
 GATEWAY_IDENTITY: Final = "gateway"
+SOLVER_IDENTITY: Final = "solver"
 
 
 def _configure(socket: zmq.Socket[bytes]) -> None:

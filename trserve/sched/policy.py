@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from trserve.sched.estimator import Estimate
-from trserve.sched.search import Solution, search
+from trserve.sched.search import EXACT, Solution, search
 from trserve.sched.system import System, coarsened
 from trserve.sched.table import ThresholdTable
 from trserve.sched.vectors import Vector, is_feasible
@@ -48,20 +48,26 @@ _BELOW_EAGER: Final = 3
 
 _STEP: Final = 4 / 3
 
-_FIRST_PAUSE: Final = 10
-"""Updates for which it then stays there; doubles every time."""
+_FIRST_PAUSE: Final = 40
+"""Updates for which it then stays there: long enough to measure eager execution. Doubles every
+time."""
 
 _TRUST_GAINED: Final = 0.2
-"""Weight of a new measurement in the efficiency of eager execution."""
+"""Least weight of a new measurement in the efficiency of eager execution; the first ones are
+averaged."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One solved row: thresholds and what the model promises for them and for eager."""
+    """One solved row: thresholds, and what the model promises for them and for eager.
+
+    ``method``: the search's, see there.
+    """
 
     vector: Vector
     tokens_per_s: float
     eager_tokens_per_s: float
+    method: str = EXACT
 
 
 class ThresholdPolicy:
@@ -71,6 +77,10 @@ class ThresholdPolicy:
         models: M.
         max_concurrency: the largest N that can be live.
         budget_s: for each solved row; see ``search``.
+
+    Attributes:
+        table: the thresholds in force.
+        solutions: how often they were worked out.
     """
 
     def __init__(self, models: int, max_concurrency: int, *, budget_s: float = 0.5) -> None:
@@ -79,16 +89,25 @@ class ThresholdPolicy:
         self._budget_s = budget_s
         self._predictions: dict[int, Prediction] = {}
         self._solved: Estimate | None = None
-        self._efficiency = 1.0
+        self._efficiency, self._trials = 1.0, 0
         self._below = 0
         self._pause, self._paused = _FIRST_PAUSE, 0
         self.table = ThresholdTable.eager(models)
+        self.solutions = 0
 
-    def update(self, estimate: Estimate) -> bool:
-        """Solve again with what is known now, if that is news; whether ``table`` changed."""
+    @property
+    def rows(self) -> dict[int, Prediction]:
+        """The solved rows by N; none before the first solution."""
+        return self._predictions
+
+    def update(self, estimate: Estimate, *, may_solve: bool = True) -> bool:
+        """Solve again with what is known now, if that is news; whether ``table`` changed.
+
+        To be called twice a second or so; ``may_solve``: False puts off what can wait.
+        """
         was_paused, self._paused = self._paused, max(0, self._paused - 1)
         resumes = was_paused == 1
-        if not resumes and self._solved is not None and not _is_news(estimate, self._solved):
+        if not resumes and not (may_solve and self._is_news(estimate)):
             return False
         self._solved = estimate
         system = coarsened(estimate.system)
@@ -97,11 +116,15 @@ class ThresholdPolicy:
         for count in self._grid(estimate.live):
             rows[count] = self._row(system, leans, count, rows)
         self._predictions = rows
+        self.solutions += 1
         before = self.table
         self.table = ThresholdTable(
             len(self._eager), {count: row.vector for count, row in rows.items()}
         )
         return self.table != before
+
+    def _is_news(self, estimate: Estimate) -> bool:
+        return self._solved is None or _is_news(estimate, self._solved)
 
     def _grid(self, live: float) -> list[int]:
         """The N to solve: small ones, and from there to beyond the present N in steps of a third.
@@ -124,7 +147,8 @@ class ThresholdPolicy:
         is_new = vector not in (self._eager, in_force)
         if self._paused or (is_new and not self._is_safe(vector, leans, count)):
             vector = self._eager
-        return Prediction(vector, solution.values[vector], solution.eager_tokens_per_s)
+        promised = solution.values[vector]
+        return Prediction(vector, promised, solution.eager_tokens_per_s, solution.method)
 
     def _solve(
         self, system: System, count: int, in_force: Vector, below: dict[int, Prediction]
@@ -170,7 +194,8 @@ class ThresholdPolicy:
             return False
         if self.table.row(round(live)) == self._eager:
             share = tokens_per_s / predicted.eager_tokens_per_s
-            self._efficiency += (share - self._efficiency) * _TRUST_GAINED
+            self._trials += 1
+            self._efficiency += (share - self._efficiency) * max(_TRUST_GAINED, 1 / self._trials)
             self._below = 0
             return False
         least = predicted.eager_tokens_per_s * self._efficiency * (1 - MARGIN)
@@ -199,8 +224,19 @@ class ThresholdPolicy:
         )
 
 
+def is_surer(estimate: Estimate, solved: Estimate) -> bool:
+    """Whether some row of P is known by twice as many decisions as when it was solved."""
+    pairs = zip(estimate.decisions, solved.decisions, strict=True)
+    return any(now >= 2 * before > 0 for now, before in pairs)
+
+
 def _is_news(estimate: Estimate, solved: Estimate) -> bool:
-    """Whether anything has moved by more than half a standard error, or a latency by 1 %."""
+    """Whether anything has moved by more than half a standard error, or a latency by 1 %.
+
+    That twice as much is known is news too: a row that was not certain enough may be now.
+    """
+    if is_surer(estimate, solved):
+        return True
     now, before = estimate.system, solved.system
     live = round(estimate.live)
     if live != round(solved.live):

@@ -1,0 +1,27 @@
+"""``trserve launch``: from a configuration to a server that has ended.
+
+Knows what has to be there before the supervisor starts; nothing of what it supervises.
+"""
+
+from __future__ import annotations
+
+from trserve.config import LaunchConfig
+from trserve.front import HttpFront, listen
+from trserve.ipc.instance import sweep_dead_instances
+from trserve.ipc.process import become_subreaper
+from trserve.launcher import Launcher
+from trserve.plan import make_plan
+
+
+def launch(config: LaunchConfig) -> int:
+    """Run a server until it ends; returns the exit code. Raises StartupError before it starts."""
+    plan = make_plan(config)
+    listener = listen(config.endpoint.host, config.endpoint.port)
+    try:
+        sweep_dead_instances()
+        become_subreaper()
+        front = HttpFront(listener)
+        with Launcher(plan, front, config.faults.drain_timeout) as launcher:
+            return launcher.run()
+    finally:
+        listener.close()

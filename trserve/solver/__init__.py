@@ -1,0 +1,1 @@
+"""The solver process: it watches the steps, and works out the batch thresholds."""

@@ -1,0 +1,85 @@
+"""The solver's process from its first act to its end: look, solve, tell the launcher.
+
+Of the lowest priority, on one thread: what it takes from a step is nothing that a worker notices.
+It holds nothing that anybody waits for, so the launcher simply ends it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trserve.errors import EXIT_OK, EXIT_WORKER_LOST
+from trserve.ipc.child import ChildArguments, begin_child, parse_child_arguments, say_hello
+from trserve.ipc.control import SOLVER_IDENTITY, ControlClient
+
+if TYPE_CHECKING:
+    from trserve.ipc.layout import Layout
+
+log = logging.getLogger(__name__)
+LOWEST_PRIORITY = 19
+
+
+class SolverPlan(msgspec.Struct, frozen=True):
+    """What the solver needs of the server's plan."""
+
+    models: list[Any]
+    slots: int
+    row_tokens: int
+
+    @property
+    def layout(self) -> Layout:
+        """The slab's layout."""
+        from trserve.ipc.layout import Layout
+
+        return Layout(slots=self.slots, row_tokens=self.row_tokens, workers=len(self.models))
+
+
+def _serve(arguments: ChildArguments, control: ControlClient) -> None:
+    """Look and solve until the launcher says stop, or is gone."""
+    from trserve.ipc.slab import Slab
+    from trserve.solver.solver import Solver
+
+    plan = msgspec.convert(say_hello(control), SolverPlan)
+    solver = Solver(Slab(arguments.slab_fd, plan.layout))
+    poller = select.poll()
+    poller.register(control.fd, select.POLLIN)
+    poller.register(arguments.launcher_fd, select.POLLIN)
+    while True:
+        rows = solver.look(time.monotonic())
+        if rows is not None:
+            control.send({"type": "thresholds", "rows": rows})
+        # After every send too: it can swallow the next edge of the descriptor.
+        if any(message["type"] == "stop" for message in control.receive_all()):
+            return
+        ready = poller.poll(solver.wait_s * 1e3)
+        if any(fd == arguments.launcher_fd for fd, _ in ready):
+            return
+
+
+def main() -> int:
+    """Serve, leave; returns the exit code."""
+    arguments = parse_child_arguments()
+    begin_child(arguments, name=SOLVER_IDENTITY)
+    os.nice(LOWEST_PRIORITY)
+    control = ControlClient(arguments.control, SOLVER_IDENTITY)
+    try:
+        _serve(arguments, control)
+    except Exception as error:
+        log.exception("the solver cannot go on")
+        message = f"{type(error).__name__}: {error}"
+        control.send({"type": "failed", "message": message, "exit_code": EXIT_WORKER_LOST})
+        control.close(linger_ms=1000)
+        return EXIT_WORKER_LOST
+    control.close()
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
