@@ -161,6 +161,7 @@ class StandIn:
             stored_ns=now, pending_ns=extras.pending_ns + away, empty=False, length=baton.length
         )
         write_extras(slab.extras(slot, bank), extras)
+        slab.left[baton.owner][slot] = baton.length
         slab.sent[slot] |= 1 << worker
         store_fence()
         slab.baton[slot] = baton._replace(owner=worker, bank=bank, hop=baton.hop + 1).pack()

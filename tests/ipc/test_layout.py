@@ -72,6 +72,7 @@ def test_words_of_one_field_do_not_show_in_another() -> None:
         words = [slab.baton, slab.gen, slab.cancel, slab.sent, slab.prompt_len, slab.limit]
         words += [slab.cached, slab.suspect]
         words += slab.closed
+        words += slab.left
         for at, field in enumerate(words):
             for slot in range(3):
                 field[slot] = 1000 + 10 * at + slot

@@ -27,7 +27,7 @@ def new_request(block_size: int = 4, row: np.ndarray | None = None, length: int 
         row=np.zeros(ROW, np.int32) if row is None else row,
         block_table=np.zeros(-(-ROW // block_size), np.int32),
         banks=(memoryview(b""), memoryview(b"")),
-        peers=1,
+        peers_left=[memoryview(bytes(8)).cast("q")],
     )
     request.length = length
     return request

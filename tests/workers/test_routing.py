@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.fakes import EOS, VOCAB, FakeRouter, World, world
+from tests.workers.fakes import EOS, VOCAB, FakeRouter, World, hash_route, world
 from trserve.errors import ConfigError
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
@@ -148,3 +148,39 @@ def test_a_score_that_fails_costs_the_trace_alone() -> None:
         w.run(slot)
         assert w.outcome(slot).row == [1, 2, 9, 9, 9, 9]
         assert records(w, slot, 2) == [None] * 4
+
+
+def test_a_request_knows_how_long_it_was_when_each_peer_last_had_it() -> None:
+    """From the first call on, also in workers that were started anew."""
+    left: dict[int, list[int]] = {}
+    checked: list[list[int]] = []
+    decide = hash_route(2, 60)
+
+    class Router(FakeRouter):
+        def route(self, result: StepResult) -> Any:
+            for request in result.requests:
+                others = [left[request.rid][peer] for peer in self.peers]
+                assert list(request.peer_locs) == [0, *others]
+                checked.append(others)
+            return [decide(self.model, r.token_ids.tolist()) for r in result.requests]
+
+    with world(workers=3, router=Router) as w:
+        for reused in range(2):  # what is said of a request is not said of the next in its slot
+            slots = [w.submit([n + reused, 9], limit=60, ignore_eos=True) for n in range(4)]
+            batons = {slot.gen: w.baton(slot) for slot in slots}
+            left |= {slot.gen: [0] * 3 for slot in slots}
+            for turn in range(200):
+                w.workers[turn % 3].turn()
+                for slot in slots:
+                    before, baton = batons[slot.gen], w.baton(slot)
+                    if baton.hop > before.hop:
+                        left[slot.gen][before.owner] = baton.length
+                    batons[slot.gen] = baton
+                if turn % 20 == 19:
+                    w.workers[turn % 3] = w.create(turn % 3)
+                    w.workers[turn % 3].table.rescan()
+            w.run(*slots)
+            for slot in slots:
+                w.slots.release(slot)
+            w.slots.collect()
+    assert sum(all(others) for others in checked) > 200

@@ -142,6 +142,8 @@ class SlotTable:
         slab.prompt_len[slot] = length
         slab.limit[slot] = limit
         slab.cached[slot] = -1
+        for left in slab.left:
+            left[slot] = 0
         slab.sent[slot] = sum(1 << worker for worker in (entry, *expecting))
         slab.tokens[slot, :length] = prompt
         slab.write_params(slot, params)

@@ -177,6 +177,7 @@ class Layout:
             "tallies": _align(8 * self.tally_words) * self.workers,
             "estimates": 8 * self.estimate_words,
             "closed": words * self.workers,
+            "left": words * self.workers,
             "extras": 2 * EXTRAS_BYTES * self.slots,
             "params": PARAMS_BYTES * self.slots,
             "source": self.row_tokens * self.slots,

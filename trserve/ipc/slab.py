@@ -13,6 +13,8 @@ field                                     writer
 ``extras``, ``sent``, its ``pages``       everyone has closed; the launcher for a reaped worker)
 ``cancel``                                gateway
 ``closed[w]``, ``in_step[w]``             worker w (``closed``: the launcher for a reaped worker)
+``left[w]``                               worker w as the baton holder (the launcher for it; the
+                                          gateway before the slot goes LIVE)
 ``epoch``, ``suspect``                    launcher
 ``traces[p]``                             process p, see trace.py
 ``tallies[w]``                            worker w, see tally.py
@@ -116,6 +118,7 @@ class Slab:
         cached: S int64 words: prompt tokens that were in the prefix cache of the worker that
             computed the prompt first, the baton holder's to write; -1 before.
         closed: W memoryviews of S int64 words.
+        left: likewise: the row's length when the worker last gave the baton away; 0 before.
         baton_vector: the same memory for numpy, whole-array use only.
         tokens: int32 [S, R]; source: uint8 [S, R].
         page_table: int32 [S, pages a request]; pages: int32 [pages, words], see annotations.py.
@@ -148,9 +151,9 @@ class Slab:
         self.cached = self._words("cached")
         self._params_len = self._words("params_len")
         self.suspect = self._words("suspect")
-        closed = self._words("closed")
         slots, row = layout.slots, layout.row_tokens
-        self.closed = [closed[w * slots : (w + 1) * slots] for w in range(layout.workers)]
+        self.closed = self._words_of_workers("closed")
+        self.left = self._words_of_workers("left")
         self.baton_vector = self._array("baton", np.int64, (slots,))
         self.tokens = self._array("tokens", np.int32, (slots, row))
         self.source = self._array("source", np.uint8, (slots, row))
@@ -186,6 +189,10 @@ class Slab:
 
     def _words(self, name: str) -> memoryview:
         return self._raw(name).cast("q")
+
+    def _words_of_workers(self, name: str) -> list[memoryview]:
+        words, slots = self._words(name), self.layout.slots
+        return [words[w * slots : (w + 1) * slots] for w in range(self.layout.workers)]
 
     def _array(self, name: str, dtype: type[_Scalar], shape: tuple[int, ...]) -> NDArray[_Scalar]:
         return np.frombuffer(self._raw(name), dtype=dtype).reshape(shape)

@@ -29,7 +29,8 @@ class RequestView(Protocol):
     """A request as routers see it; valid during the call only, and read-only.
 
     ``token_ids`` is int32: what is committed, plus the token just sampled (in ``route`` and
-    ``send``). ``peer_locs[k]`` is the length of the row when the k-th peer last had it, 0 if never.
+    ``send``). ``peer_locs[k]`` is the committed length of the row when the k-th peer last gave the
+    request away, 0 if it never had it; it is right from the first call on, whoever was restarted.
     """
 
     @property
@@ -50,7 +51,7 @@ class RequestView(Protocol):
 
     @property
     def peer_locs(self) -> Sequence[int]:
-        """Length of the row when each peer last had it; index 0 is this worker and unused."""
+        """Length of the row when each peer last had it; index 0 is this worker, and 0."""
 
     @property
     def finished(self) -> bool:

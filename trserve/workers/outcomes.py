@@ -101,7 +101,6 @@ class Outcomes:
             if reason is not None:
                 self._table.finish(request, reason)
                 return
-        request.peer_locs[destination] = request.length
         self._gone += 1
         self._tally.left(model, int(keeps))
         self._table.hand_off(request, model, empty=empty, router_extras=extras)

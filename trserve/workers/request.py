@@ -6,6 +6,7 @@ row it has computed, in which KV blocks, and the parameters, decoded once at fir
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -36,6 +37,7 @@ class Request:
         arrival_length: committed length of the row when the baton came.
         arrived_empty: whether the hop that brought the baton had committed nothing.
         banks: the slot's two ``extras`` banks.
+        peers_left: the words ``left`` of the slab, of each peer.
         pinned: whether the request never leaves this worker, whatever the router says.
         adjustment: its biases and penalties, or None where it has none.
         book: where the annotations of its tokens go, or None where none are wanted.
@@ -47,6 +49,7 @@ class Request:
     """
 
     __slots__ = (
+        "_peers_left",
         "_row",
         "adjustment",
         "arrival_length",
@@ -70,7 +73,6 @@ class Request:
         "num_computed",
         "num_early",
         "params",
-        "peer_locs",
         "pending_ns",
         "pinned",
         "prompt_len",
@@ -93,13 +95,13 @@ class Request:
         row: NDArray[np.int32],
         block_table: NDArray[np.int32],
         banks: tuple[memoryview, memoryview],
-        peers: int,
+        peers_left: Sequence[memoryview],
     ) -> None:
         self.slot = slot
         self.gen = gen
         self.params = params
         self.sampling = params.sampling
-        self.pinned = params.pinned or peers == 0
+        self.pinned = params.pinned or not peers_left
         self.end_ids = self.sampling.eos_token_ids + self.sampling.stop_token_ids
         self.stop_ids = frozenset(() if self.sampling.ignore_eos else self.end_ids)
         self.adjustment = Adjustment.of(self.sampling, prompt_len)
@@ -127,7 +129,7 @@ class Request:
         self.pending_ns = 0
         self.last_store_ns = 0
         self.runnable_since_ns = 0
-        self.peer_locs = [0] * (peers + 1)
+        self._peers_left = peers_left
         self.extras = b""
 
     @property
@@ -144,6 +146,16 @@ class Request:
     def committed_len(self) -> int:
         """Tokens that are final, prompt included."""
         return self.length
+
+    @property
+    def peer_locs(self) -> list[int]:
+        """By the number of a peer: the row's length when it last gave the request away.
+
+        0 for one that never had it, and for this worker (number 0). It is what they wrote in the
+        slab themselves, and so outlives every process.
+        """
+        slot = self.slot
+        return [0, *(left[slot] for left in self._peers_left)]
 
     @property
     def committed_here(self) -> int:

@@ -79,6 +79,7 @@ class RequestTable:
         # Our own copy of what is closed here, ahead of the slab's by what is not yet published:
         # a second hint at a request that just ended must not bring it back.
         self._closed = list(slab.closed[index])
+        self._left = slab.left[index]
         self._cancel_vector = np.frombuffer(slab.cancel, np.int64)
         self._header = slab.header
         self._epoch = -1
@@ -177,7 +178,7 @@ class RequestTable:
             row=self._rows[slot],
             block_table=self.block_tables[slot],
             banks=(slab.extras(slot, 0), slab.extras(slot, 1)),
-            peers=slab.layout.workers - 1,
+            peers_left=slab.left[: self._index] + slab.left[self._index + 1 :],
         )
         self.resident[slot] = request
         self._deadlines.add(request)
@@ -230,6 +231,7 @@ class RequestTable:
         slot, hop = request.slot, request.hop + 1
         now = self._write_extras(request, router_extras, empty=empty)
         self._slab.sent[slot] |= 1 << model
+        self._left[slot] = request.length
         self._outbox.store_baton(slot, hand_over(request.word, model, hop))
         self._outbox.send(model, _new(Descriptor, (_RUN, slot, request.gen, hop)))
         request.visible = request.length
