@@ -105,7 +105,8 @@ class WorkerLoop:
             self._take_in(by_belt=False)
         elif not events and (self._wait_s or not busy) and self._sleep_s < BELT_S:
             self._note()
-            return True
+            if not busy:
+                return True
         elif (events or not busy) and not self._react({fd for fd, _ in events}, busy=busy):
             return False
         for request in self._table.cancelled() if busy else ():
