@@ -7,9 +7,9 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import orjson
@@ -20,22 +20,26 @@ from trserve.gateway.connection import Connection
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.exchange import Exchange
 from trserve.gateway.health import Health
+from trserve.gateway.replies import (
+    Handler,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    send_body,
+    send_error,
+    send_json,
+)
 from trserve.gateway.requests import GenerationRequest, parse_chat, parse_completion
-from trserve.gateway.responses import error_body, model_body, models_body
+from trserve.gateway.responses import model_body, models_body
 from trserve.gateway.service import Service
 from trserve.gateway.sinks import Extras, StreamSink, WholeSink
 
 log = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-MAX_BODY_BYTES: Final = 32 * 2**20
 _LABEL: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 LONG_TEXT_CHARS: Final = 10_000
-_JSON: Final = (b"content-type", b"application/json")
 _STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -79,7 +83,7 @@ class App:
             (b"x-trserve-router", service.router_name.encode()),
             (b"x-trserve-version", __version__.encode()),
         ]
-        self._routes: dict[str, dict[str, Callable[..., Awaitable[None]]]] = {
+        self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
             "/v1/models": {"GET": self._models},
@@ -107,7 +111,7 @@ class App:
 
     async def _send_error(self, send: Send, error: RequestError) -> None:
         self._service.metrics.errors[error.status, error.code or ""] += 1
-        await _send_error(send, error)
+        await send_error(send, error)
 
     def _labelled(self, scope: Scope, send: Send) -> Send:
         """``send`` with the headers of every response: request id, router and version."""
@@ -120,7 +124,7 @@ class App:
 
         return labelled
 
-    def _handler(self, scope: Scope) -> Callable[..., Awaitable[None]]:
+    def _handler(self, scope: Scope) -> Handler:
         path: str = scope["path"]
         methods = self._routes.get(path)
         if methods is None and path.startswith("/v1/models/"):
@@ -141,13 +145,13 @@ class App:
         body = models_body(
             self._service.served_names, self._created, self._service.max_prompt_and_output
         )
-        await _send_json(send, 200, body)
+        await send_json(send, 200, body)
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = unquote(scope["path"].removeprefix("/v1/models/"))
         self._service.check_model(name)
         body = model_body(name, self._created, self._service.max_prompt_and_output)
-        await _send_json(send, 200, body)
+        await send_json(send, 200, body)
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         states, serving = self._service.states, self.phase is Phase.SERVING
@@ -156,17 +160,17 @@ class App:
         body = {"status": ("degraded" if states.lost else "ok") if ready else "unavailable"}
         body["detail"] = "; ".join((detail, *states.lost.values()))
         status = 200 if ready else 503
-        await _send_json(send, status, orjson.dumps(body | self._health.report()))
+        await send_json(send, status, orjson.dumps(body | self._health.report()))
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_json(send, 200, b'{"status":"ok"}')
+        await send_json(send, 200, b'{"status":"ok"}')
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, content_type = self._exposition(_header(scope, b"accept"))
-        await _send(send, 200, body, content_type)
+        await send_body(send, 200, body, content_type)
 
     async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_json(send, 200, orjson.dumps({"version": __version__}))
+        await send_json(send, 200, orjson.dumps({"version": __version__}))
 
     # -- generation --------------------------------------------------------------------------
 
@@ -183,7 +187,7 @@ class App:
     async def _body(self, receive: Receive) -> bytes:
         if self.phase is not Phase.SERVING:
             raise RequestError(self.phase.value, status=503, code="unavailable", retry_after=1)
-        return await _read_body(receive)
+        return await read_body(receive)
 
     async def _generate(self, request: GenerationRequest, scope: Scope, send: Send) -> None:
         connection: Connection = scope["state"]["connection"]
@@ -211,7 +215,7 @@ class App:
     async def _whole(self, exchange: Exchange, sink: WholeSink, send: Send) -> None:
         await exchange.submit(await self._prepare(sink))
         await sink.ended
-        await _send_json(send, 200, sink.body())
+        await send_json(send, 200, sink.body())
 
     async def _stream(self, exchange: Exchange, sink: StreamSink, send: Send) -> None:
         await exchange.submit(await self._prepare(sink))
@@ -234,39 +238,3 @@ def _request_id(scope: Scope) -> bytes:
             label: bytes = value
             return label
     return uuid.uuid4().hex.encode()
-
-
-async def _read_body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RequestError("the client left before its request was complete", status=400)
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise RequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _send_json(send: Send, status: int, body: bytes) -> None:
-    await _send(send, status, body, b"application/json")
-
-
-async def _send(send: Send, status: int, body: bytes, content_type: bytes) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _send_error(send: Send, error: RequestError) -> None:
-    body = error_body(error)
-    headers = [_JSON, (b"content-length", str(len(body)).encode())]
-    if error.retry_after is not None:
-        headers.append((b"retry-after", str(error.retry_after).encode()))
-    if error.allow is not None:
-        headers.append((b"allow", error.allow.encode()))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

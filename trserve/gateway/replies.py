@@ -1,0 +1,61 @@
+"""Whole HTTP messages over ASGI: a body read to its end, a reply in one piece, an error.
+
+Knows the limit on bodies and the error envelope; nothing of routes or of what is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from trserve.errors import RequestError
+from trserve.gateway.responses import error_body
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES: Final = 32 * 2**20
+_JSON: Final = (b"content-type", b"application/json")
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body. Raises RequestError if it is too large or the client leaves within it."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestError("the client left before its request was complete", status=400)
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY_BYTES:
+            raise RequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def send_json(send: Send, status: int, body: bytes) -> None:
+    """A reply of JSON."""
+    await send_body(send, status, body, b"application/json")
+
+
+async def send_body(send: Send, status: int, body: bytes, content_type: bytes) -> None:
+    """A reply of any content type."""
+    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: RequestError) -> None:
+    """A reply that is the error envelope."""
+    body = error_body(error)
+    headers = [_JSON, (b"content-length", str(len(body)).encode())]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", str(error.retry_after).encode()))
+    if error.allow is not None:
+        headers.append((b"allow", error.allow.encode()))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
