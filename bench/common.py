@@ -45,12 +45,14 @@ def report(
     rows: Sequence[Row],
     title: str,
     plot: Callable[[Any, Sequence[Row]], None] | None = None,
+    shown: Callable[[Row], Row] = dict,
 ) -> None:
     """Prints ``rows`` and does what the flags ask for.
 
-    ``plot`` draws the rows on a matplotlib Axes; without it ``--plot`` is refused.
+    ``plot`` draws the rows on a matplotlib Axes; without it ``--plot`` is refused. ``shown`` makes
+    of a row what the table has of it.
     """
-    print_table(title, rows)
+    print_table(title, [shown(row) for row in rows])
     if args.json is not None:
         args.json.write_text(json.dumps(envelope(name, rows), indent=2) + "\n")
     if args.plot is not None:

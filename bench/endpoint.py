@@ -19,7 +19,7 @@ import orjson
 
 from bench.closed_loop import Counts, Record
 from bench.http_client import Connection, encode
-from bench.workloads import Workload
+from bench.workloads import Question, Workload
 from tests.serverproc import Server, StartFailedError
 
 ANSWER_TIMEOUT_S: Final = 900.0
@@ -76,13 +76,13 @@ class Asked:
     seed: int = 0
     trserve: Mapping[str, Any] = field(default_factory=dict)
 
-    def body(self, number: int, prompt: Sequence[int], max_tokens: int) -> bytes:
-        """The body of the ``number``-th request, as a stream that ends with its usage."""
+    def body(self, question: Question) -> bytes:
+        """The body of a request, as a stream that ends with its usage."""
         asked: dict[str, Any] = {
-            "prompt": list(prompt),
-            "max_tokens": max_tokens,
+            "prompt": list(question.prompt),
+            "max_tokens": question.max_tokens,
             "temperature": 0,
-            "seed": self.seed + number,
+            "seed": self.seed + question.number,
             "ignore_eos": self.workload.ignore_eos,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -111,10 +111,8 @@ class StreamUser:
             connection.close()
 
     async def _ask(self, connection: Connection, record: Record, turn: int) -> None:
-        number = turn * self._users + self._number
-        workload = self._asked.workload
-        length = workload.length_of(turn, self._number, self._users)
-        body = self._asked.body(number, workload.prompt(number), length)
+        question = self._asked.workload.question(turn, self._number, self._users)
+        body = self._asked.body(question)
         began = time.perf_counter()
         tail = await connection.stream(
             encode("POST", COMPLETIONS, body),

@@ -13,9 +13,10 @@ from bench.common import Row
 from bench.systems import LLM_ONLY, SINGLE, Algorithm, Setup, Vector
 from bench.workloads import Workload
 from trserve.sched.algorithms import behaviour
-from trserve.sched.markov import is_feasible, throughput
+from trserve.sched.markov import throughput
 from trserve.sched.search import Solution, search
 from trserve.sched.system import Latency, System, interpolate, make_system
+from trserve.sched.vectors import is_feasible
 
 SEARCH_BUDGET_S: Final = 20.0
 

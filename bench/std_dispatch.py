@@ -143,18 +143,18 @@ class DispatchUser:
                 connection.close()
 
     async def _ask(self, connections: Sequence[Connection], record: Record, turn: int) -> None:
-        number = turn * self._users + self._number
-        policy, workload = self._make_policy(number), self._workload
+        question = self._workload.question(turn, self._number, self._users)
+        policy = self._make_policy(question.number)
         clients = [
-            ModelClient(each, number, policy.tops, ignore_eos=workload.ignore_eos)
+            ModelClient(each, question.number, policy.tops, ignore_eos=self._workload.ignore_eos)
             for each in connections
         ]
         began = time.perf_counter()
         await write(
-            Row(workload.prompt(number)),
+            Row(question.prompt),
             clients,
             policy,
-            workload.length_of(turn, self._number, self._users),
+            question.max_tokens,
             self._tally,
             lambda: record.first_token(began, time.perf_counter()),
         )

@@ -32,7 +32,7 @@ from bench.endpoint import Address
 from bench.http_client import Connection
 from bench.std_dispatch import DispatchUser, ModelClient, Row, Tally
 from bench.std_policy import LLM, SLM, TOPS, Decision, Drawn, Policy
-from bench.workloads import Workload
+from bench.workloads import Question, Workload
 
 if TYPE_CHECKING:
     from bench.systems import Running, Setup
@@ -129,11 +129,12 @@ class StaticBatch:
                 connection.close()
 
     async def _batch(self, opened: list[list[Connection]], record: Record, turn: int) -> None:
-        began = time.perf_counter()
-        numbers = [turn * self._size + place for place in range(self._size)]
+        began, places = time.perf_counter(), range(self._size)
+        # All begin and, where answers have one length, end together: nothing is staggered.
+        questions = [self._workload.question(turn + 1, place, self._size) for place in places]
         lanes = [
-            Lane(self._workload, self._make_policy(number), pair, number)
-            for number, pair in zip(numbers, opened, strict=True)
+            Lane(each, self._make_policy(each.number), pair, ignore_eos=self._workload.ignore_eos)
+            for each, pair in zip(questions, opened, strict=True)
         ]
         writing, first = lanes, True
         while writing:
@@ -149,14 +150,14 @@ class Lane:
     """One row of a static batch."""
 
     def __init__(
-        self, workload: Workload, policy: Policy, pair: Sequence[Connection], number: int
+        self, question: Question, policy: Policy, pair: Sequence[Connection], *, ignore_eos: bool
     ) -> None:
-        self._most = workload.output_tokens
+        self._most = question.max_tokens
         self._policy = policy
         self._clients = [
-            ModelClient(each, number, policy.tops, ignore_eos=workload.ignore_eos) for each in pair
+            ModelClient(each, question.number, policy.tops, ignore_eos=ignore_eos) for each in pair
         ]
-        self.row = Row(workload.prompt(number))
+        self.row = Row(question.prompt)
         self.ended = False
 
     async def token(self, model: int, tally: Tally) -> int:

@@ -36,6 +36,7 @@ from bench.throughput_options import (
     until_of,
     workload_of,
 )
+from bench.throughput_tables import plot, print_missing, short
 from bench.workloads import Workload
 
 PROVE_ROUNDS: Final = 3
@@ -122,7 +123,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = prove(setup, workload, concurrencies(args), until_of(args))
         report("std_serving", args, rows, f"whole answers, no routing; {title}")
     else:
-        report("std_serving", args, _measured(args, setup, workload), title)
+        rows = _measured(args, setup, workload)
+        report("std_serving", args, rows, title, plot, short)
+        print_missing(rows)
 
 
 def _measured(args: Namespace, setup: Setup, workload: Workload) -> list[Row]:

@@ -36,7 +36,7 @@ from bench.throughput_options import (
     until_of,
     workload_of,
 )
-from bench.throughput_tables import plot, print_published, print_ratios
+from bench.throughput_tables import plot, print_missing, print_published, print_ratios, short
 from bench.workloads import WORKLOADS, Workload
 
 
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from bench.throughput_reproduce import reproduce
 
         rows, ok = reproduce(names(args.parts), quick=args.quick)
-        report("throughput", args, rows, "the scheduling model's checks", plot)
+        report("throughput", args, rows, "the scheduling model's checks", plot, short)
         sys.exit(not ok)
     unknown = set(names(args.systems)) - set(SYSTEMS)
     if unknown:
@@ -120,7 +120,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for setup, workload in cells(args):
         rows += measure_cell(setup, workload, names(args.systems), args)
-    report("throughput", args, rows, f"{args.models} on {args.device}", plot)
+    first, _ = cells(args)[0]
+    title = f"{','.join(first.models)} on {first.device}, {first.algorithm.shown}"
+    report("throughput", args, rows, title, plot, short)
+    print_missing(rows)
     print_ratios(rows)
     print_published(sorted({setup.algorithm.name for setup, _ in cells(args)}))
 

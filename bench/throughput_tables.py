@@ -1,4 +1,4 @@
-"""Published figures, ratios and plots beside the rows of the throughput benchmark. Measures nothing.
+"""Published figures, ratios and plots beside the rows of ``throughput``. Measures nothing.
 
 The figures are TokenRouter's (arXiv 2610.12242), on 8 A100-80G: compare ratios, not absolute
 numbers.
@@ -22,7 +22,7 @@ _PUBLISHED: Final[dict[str, tuple[str, tuple[float | None, ...]]]] = {
 }
 """Tokens/s by algorithm: its models and workload, then a value for each of _COLUMNS."""
 
-PUBLISHED_CURVE: Final = {
+PUBLISHED_CURVE: Final[dict[tuple[int, tuple[int, ...]], tuple[float, float]]] = {
     (2, (1, 1)): (99.0, 94.4),
     (2, (1, 2)): (110.3, 122.3),
     (3, (1, 1)): (142.3, 125.9),
@@ -34,6 +34,42 @@ PUBLISHED_CURVE: Final = {
     (4, (1, 4)): (190.7, 193.7),
 }
 """R2R, p = 0.35: (predicted, measured) tokens/s by (N, B)."""
+
+
+_SHORT: Final = {
+    "workload": "workload",
+    "system": "system",
+    "concurrency": "N",
+    "batch_threshold": "B",
+    "tokens_per_s": "tok/s",
+    "predicted_tokens_per_s": "pred.",
+    "ratio": "ratio",
+    "published_ratio": "publ.",
+    "per_user_tokens_per_s": "/user",
+    "ttft_ms": "ttft ms",
+    "latency_s": "lat. s",
+    "p": "p",
+    "llm_share": "LLM",
+    "relative_error": "error",
+    "tokens": "tokens",
+    "seconds": "s",
+    "gate_timeout_share": "late",
+}
+"""Columns of the printed table; the JSON has all."""
+
+
+def short(row: Row) -> Row:
+    """A row as the printed table has it."""
+    if "not_available" in row:
+        return {"workload": row["workload"], "system": row["system"], "tok/s": "not available"}
+    return {name: row[key] for key, name in _SHORT.items() if key in row}
+
+
+def print_missing(rows: Sequence[Row]) -> None:
+    """Why systems are not available, a line each."""
+    for row in rows:
+        if "not_available" in row:
+            print(f"{row['system']}: not available: {row['not_available']}")
 
 
 def print_published(algorithms: Sequence[str]) -> None:

@@ -10,13 +10,21 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 TOKEN_IDS: Final = 512
 """Random prompts are of ids below this; every tokenizer here has more."""
 _FIRST_ID: Final = 16
 _PROBLEMS: Final = 2000
 _SEED: Final = 977
+
+
+class Question(NamedTuple):
+    """One request: its number in the run, the ids of its prompt, how many tokens it asks for."""
+
+    number: int
+    prompt: Sequence[int]
+    max_tokens: int
 
 
 @dataclass(frozen=True)
@@ -31,19 +39,26 @@ class Workload:
     output_tokens: int
     ignore_eos: bool = True
 
-    def prompt(self, number: int) -> Sequence[int]:
-        """The ids of the ``number``-th prompt; no two begin alike."""
+    def question(self, turn: int, place: int, users: int) -> Question:
+        """What the user at ``place`` asks in a ``turn``; no two prompts begin alike.
+
+        Answers of a fixed length begin staggered: in the first turn the users' answers are cut to
+        different lengths, and what is cut stands in the prompt. From the first step on contexts
+        are then spread as they will be after any number of turns.
+        """
+        number = turn * users + place
         if not self.prompt_tokens:
             prompts = problem_prompts()
-            return prompts[number % len(prompts)]
-        dice = random.Random(f"{_SEED} {number}")
-        return [dice.randrange(_FIRST_ID, TOKEN_IDS) for _ in range(self.prompt_tokens)]
+            return Question(number, prompts[number % len(prompts)], self.output_tokens)
+        length = self.output_tokens
+        if not turn and self.ignore_eos:
+            length = max(1, self.output_tokens * (place + 1) // users)
+        return Question(number, self._prompt(number, self.output_tokens - length), length)
 
-    def length_of(self, turn: int, number: int, users: int) -> int:
-        """The length of a user's answer: the first ones are cut so that not all end together."""
-        if turn or not self.ignore_eos:
-            return self.output_tokens
-        return max(1, self.output_tokens * (number + 1) // users)
+    def _prompt(self, number: int, written: int) -> Sequence[int]:
+        dice = random.Random(f"{_SEED} {number}")
+        ids = range(_FIRST_ID, TOKEN_IDS)
+        return dice.choices(ids, k=self.prompt_tokens + written)
 
     def scaled(self, factor: float) -> Workload:
         """The same with shorter prompts and answers."""
