@@ -75,6 +75,7 @@ def test_the_model_that_is_left_goes_on(lost):
         names, left = server.models, 1 - lost
         reference = server.post(COMPLETIONS, BODY | {"trserve": {"only": names[left]}})
         at_the_lost_one = {"trserve": {"router": {"tau": 1.0 - lost}}}
+        wanted_anyway = {"trserve": {"trace": True, **at_the_lost_one["trserve"]}}
         long = BODY | {"max_tokens": 900} | at_the_lost_one
         stream = server.stream(COMPLETIONS, long | {"stream_options": {"include_usage": True}})
         next(stream)
@@ -85,6 +86,8 @@ def test_the_model_that_is_left_goes_on(lost):
         assert look["models"][lost]["status"] == "lost"
         answer = server.post(COMPLETIONS, BODY)
         assert answer["choices"] == reference["choices"]
+        alone = server.post(COMPLETIONS, BODY | wanted_anyway)["choices"][0]["trserve"]["alone"]
+        assert alone == [True] * BODY["max_tokens"]
         own = answer["usage"]["trserve"]
         assert own["degraded"] is True
         assert own["tokens"] == {names[lost]: 0, names[left]: BODY["max_tokens"]}

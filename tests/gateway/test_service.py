@@ -219,8 +219,8 @@ def test_logprobs_take_pages_for_the_limit(folder: Path) -> None:
     assert prepare(service, completion(max_tokens=4000)).pages == 0
     job = prepare(service, completion(logprobs=5, max_tokens=100))
     assert (job.pages, decode_params(job.params).tops) == (1, 5)
-    assert prepare(service, completion(logprobs=20, max_tokens=None)).pages == 43
-    assert prepare(service, completion(logprobs=0, max_tokens=None)).pages == 2
+    assert prepare(service, completion(logprobs=20, max_tokens=None)).pages == 44
+    assert prepare(service, completion(logprobs=0, max_tokens=None)).pages == 3
 
 
 def test_logprobs_that_can_never_fit_are_refused(folder: Path) -> None:

@@ -96,10 +96,11 @@ def test_a_trace_has_the_scores_that_there_are() -> None:
         for scores, shown in (([0.5, None], {"score": [0.5, None]}), ([None, None], {})):
             sink = whole(trace=True)
             choice = one_choice(sink)
-            records = [Annotation(0.0, [], [], score) for score in scores]
+            records = [Annotation(0.0, [], [], score, n == 1) for n, score in enumerate(scores)]
             choice.take(Delta("xy", [1, 2], [0, 1], "stop", None, records))
             own = json.loads(sink.body())["choices"][0]["trserve"]
-            assert own == {"models": NAMES, "source": [0, 1], **shown}
+            alone = [False, True]
+            assert own == {"models": NAMES, "source": [0, 1], "alone": alone, **shown}
 
     play(story())
 

@@ -18,7 +18,8 @@ from trserve.ipc.layout import MAX_PAGES, MAX_PAGES_PER_REQUEST, PAGE_WORDS, Lay
 def record(dice: random.Random, tops: int) -> Annotation:
     values = [float(np.float32(-dice.random())) for _ in range(tops + 1)]
     score = dice.choice([None, values[0] / 2])
-    return Annotation(values[0], [dice.randrange(2**31) for _ in range(tops)], values[1:], score)
+    ids = [dice.randrange(2**31) for _ in range(tops)]
+    return Annotation(values[0], ids, values[1:], score, dice.random() < 0.5)
 
 
 @given(st.integers(0, 20), st.integers(0, 30), st.integers(1, 900), st.integers(0, 2**32))
@@ -38,6 +39,7 @@ def test_records_of_two_requests_never_meet(tops: int, first: int, records: int,
                     first + at, each.logprob, np.array(each.top_ids), np.array(each.top_logprobs)
                 )
                 book.write_score(first + at, math.nan if each.score is None else each.score)
+                book.write_alone(first + at, each.alone)
         for slot, all_of_it in enumerate(written):
             other = AnnotationBook(shared.slab(), slot, first=first, tops=tops)
             assert other.read(first, first + records) == all_of_it
@@ -45,7 +47,7 @@ def test_records_of_two_requests_never_meet(tops: int, first: int, records: int,
 
 @pytest.mark.parametrize("tops", [0, 1, 5, 20])
 def test_no_record_spans_two_pages(tops: int) -> None:
-    per_page = PAGE_WORDS // (2 + 2 * tops)
+    per_page = PAGE_WORDS // (3 + 2 * tops)
     assert [pages_for(n, tops) for n in (0, 1, per_page, per_page + 1)] == [0, 1, 1, 2]
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.fakes import EOS, VOCAB, FakeRouter, World, hash_route, world
+from tests.workers.fakes import EOS, VOCAB, FakeRouter, World, hash_route, router_class, world
 from trserve.errors import ConfigError
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
+from trserve.ipc.slab import WorkerStatus
 from trserve.router_lib.base import BaseRouter, RouterContext, StepResult
 from trserve.router_lib.parameters import Parameter
 from trserve.workers.routing import Routing, create_router
@@ -184,3 +185,21 @@ def test_a_request_knows_how_long_it_was_when_each_peer_last_had_it() -> None:
                 w.slots.release(slot)
             w.slots.collect()
     assert sum(all(others) for others in checked) > 200
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_tokens_that_wait_for_no_lost_peer_are_marked(trace: bool) -> None:
+    decide = hash_route(1, 40)
+    with world(router=router_class(decide)) as w:
+        w.slab.workers[1].set("status", WorkerStatus.LOST)
+        w.workers[0].cycle.look_around()
+        for _ in range(2):  # the second has the pages of the first
+            slot = w.submit([1, 2], limit=40, ignore_eos=True, trace=trace, tops=0)
+            w.run(slot)
+            row = w.outcome(slot).row
+            said = AnnotationBook(w.slab, slot.index, first=2, tops=0).read(2, 40)
+            wanted = [decide(0, row[: at + 1]) == 1 for at in range(2, 40)]
+            assert [each.alone for each in said] == [trace and w for w in wanted]
+            assert any(wanted) and not all(wanted)
+            w.slots.release(slot)
+            w.slots.collect()

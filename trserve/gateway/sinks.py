@@ -27,6 +27,7 @@ from trserve.gateway.responses import (
     completion_response,
     total_usage,
 )
+from trserve.ipc.annotations import Annotation
 
 _NOTHING = (None, b"null")
 _ID_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-"}
@@ -68,7 +69,7 @@ class Extras:
         return Members(self, self._logprobs and self._logprobs(prompt))
 
     def encode(
-        self, token_ids: list[int], sources: list[int], scores: Sequence[float | None]
+        self, token_ids: list[int], sources: list[int], annotations: Sequence[Annotation]
     ) -> bytes | None:
         """JSON members of a choice, without a leading comma; None if there are none."""
         members: dict[str, Any] = {}
@@ -76,6 +77,8 @@ class Extras:
             members["token_ids"] = token_ids
         if self._trace:
             trace: dict[str, Any] = {"models": self._models, "source": sources}
+            trace["alone"] = [annotation.alone for annotation in annotations]
+            scores = [annotation.score for annotation in annotations]
             if any(score is not None for score in scores):  # else the router has none
                 trace["score"] = scores
             members["trserve"] = trace
@@ -90,13 +93,13 @@ class Members:
         self._logprobs = logprobs
         self._token_ids: list[int] = []
         self._sources: list[int] = []
-        self._scores: list[float | None] = []
+        self._annotations: list[Annotation] = []
 
     def add(self, delta: Delta) -> None:
         """Take in what the answer gained."""
         self._token_ids += delta.token_ids
         self._sources += delta.sources
-        self._scores += [annotation.score for annotation in delta.annotations]
+        self._annotations += delta.annotations
         if self._logprobs is not None:
             if delta.prompt_annotations is not None:
                 self._logprobs.add_prompt(delta.prompt_annotations)
@@ -104,8 +107,8 @@ class Members:
 
     def take(self) -> tuple[bytes | None, bytes]:
         """Extra members and the value of ``logprobs``, of what was added since the last call."""
-        extra = self._extras.encode(self._token_ids, self._sources, self._scores)
-        self._token_ids, self._sources, self._scores = [], [], []
+        extra = self._extras.encode(self._token_ids, self._sources, self._annotations)
+        self._token_ids, self._sources, self._annotations = [], [], []
         return extra, b"null" if self._logprobs is None else self._logprobs.take()
 
 

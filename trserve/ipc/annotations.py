@@ -6,10 +6,10 @@ record before the store that commits the token, so a reader that saw the word se
 that it covers. Knows nothing of logits, text or JSON.
 
 A record is one int32 or float32 word after the other: the token's own log probability, the
-router's score, then the ``tops`` most probable ids, then their log probabilities. What was not
-asked for holds anything. No record spans two pages. The token at
-row position 0 follows nothing and has none of this: where a prompt is scored, the first word of
-its record counts the positions that are done.
+router's score, whether it was written alone (0 or 1: its router wanted a peer that is lost), then
+the ``tops`` most probable ids, then their log probabilities. What was not asked for holds anything.
+No record spans two pages. The token at row position 0 follows nothing and has none of this: where a
+prompt is scored, the first word of its record counts the positions that are done.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from numpy.typing import NDArray
 from trserve.ipc.layout import PAGE_WORDS, record_words
 from trserve.ipc.slab import Slab
 
-_HEAD_WORDS: Final = 2
+_HEAD_WORDS: Final = 3
 
 
 class Annotation(NamedTuple):
     """One token's record: its log probability, and the most probable ids with theirs, falling.
 
-    ``score`` is what the router decided on, None where there was nothing to decide.
+    ``score`` is what the router decided on, None where there was nothing to decide; ``alone``, for
+    traced requests, whether a peer was to go on that will not come back.
     """
 
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
     score: float | None = None
+    alone: bool = False
 
 
 class AnnotationBook:
@@ -77,6 +79,11 @@ class AnnotationBook:
         page, start = self._place(position)
         self._floats[page, start + 1] = score
 
+    def write_alone(self, position: int, alone: int) -> None:
+        """Fill in whether the token of row ``position`` was written for want of a peer."""
+        page, start = self._place(position)
+        self._ints[page, start + 2] = alone
+
     @property
     def scored(self) -> int:
         """Prompt positions that are done, the first included; 0 before the first chunk."""
@@ -100,6 +107,7 @@ class AnnotationBook:
             self._ints[page, ids:values].tolist(),
             self._floats[page, values:end].tolist(),
             score if math.isfinite(score) else None,
+            bool(self._ints[page, start + 2] == 1),
         )
 
     def _place(self, position: int) -> tuple[int, int]:

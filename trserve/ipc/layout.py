@@ -88,7 +88,7 @@ class Region(NamedTuple):
 
 def record_words(tops: int) -> int:
     """Words of an annotation with ``tops`` most probable tokens."""
-    return 2 + 2 * tops
+    return 3 + 2 * tops
 
 
 def pages_for(records: int, tops: int) -> int:

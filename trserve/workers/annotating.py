@@ -1,4 +1,4 @@
-"""Writing what is said of the tokens that a step sampled: log probabilities, the router's score.
+"""Writing what is said of the tokens that a step sampled: log probabilities, scores, being alone.
 
 Knows requests, logits and scores; nothing of how a token is chosen or where a request goes.
 """
@@ -21,6 +21,7 @@ def annotate(requests: Sequence[Request], logits: torch.Tensor, sampled: NDArray
     for request in requests:
         if request.book is not None and request.params.trace:
             request.book.write_score(request.length, math.nan)
+            request.book.write_alone(request.length, 0)
     rows = [row for row, request in enumerate(requests) if request.params.tops is not None]
     rows = [row for row in rows if sampled[row] >= 0]
     if rows:
@@ -33,6 +34,12 @@ def write_scores(requests: Sequence[Request], scores: Sequence[float]) -> None:
     for request, score in zip(requests, scores, strict=False):
         if request.params.trace and request.book is not None and not request.pinned:
             request.book.write_score(request.length, score)
+
+
+def mark_alone(request: Request) -> None:
+    """Say of the token that is about to be committed that it is written for want of a peer."""
+    if request.book is not None and request.params.trace:
+        request.book.write_alone(request.length, 1)
 
 
 def _record(request: Request, token: int) -> Wanted:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from trserve.ipc.baton import Finish
 from trserve.ipc.tally import TallyWriter
+from trserve.workers.annotating import mark_alone
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
 from trserve.workers.table import RequestTable
@@ -83,6 +84,7 @@ class Outcomes:
     def _leave(self, request: Request, token: int, destination: int) -> None:
         model = self._peers[destination - 1]
         if self.lost and model in self.lost:
+            mark_alone(request)
             self._commit_and_stay(request, token)
             return
         leaving = self._routing.send(request, token)
