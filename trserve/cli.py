@@ -77,10 +77,19 @@ def _launch_options() -> list[click.Parameter]:
     return [_option(setting) for group in GROUPS.values() for setting in fields(group)]
 
 
-def _merge_assignments(values: dict[str, Any]) -> dict[str, Any]:
+_REPEATABLE = [
+    setting.name
+    for group in GROUPS.values()
+    for setting in fields(group)
+    if setting.metadata["multiple"]
+]
+
+
+def _merge_repeated(values: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in values.items() if value is not None and value != ()}
-    if pairs := given.get("router_config"):
-        given["router_config"] = tuple(pair for flag in pairs for pair in flag)
+    for name in _REPEATABLE:
+        if texts := given.get(name):
+            given[name] = tuple(part for flag in texts for part in flag)
     return given
 
 
@@ -88,7 +97,7 @@ def _launch(**values: Any) -> None:
     from trserve.launch import launch
 
     try:
-        code = launch(config_from_flags(_merge_assignments(values)))
+        code = launch(config_from_flags(_merge_repeated(values)))
     except StartupError as error:
         click.echo(f"trserve: {error}", err=True)
         code = error.exit_code
@@ -142,6 +151,25 @@ def _trace_command() -> click.Command:
     )
 
 
+def _keys_command() -> click.Group:
+    def new() -> None:
+        from trserve.keys import new_key
+
+        click.echo(new_key())
+
+    group = click.Group("keys", help="Keys for `trserve launch --api-key` and `--admin-key`.")
+    group.add_command(
+        click.Command(
+            "new",
+            callback=new,
+            help="Print a fresh key; it is stored nowhere.\n\nKeep it in a file that only you can "
+            "read, and start the server with --api-key @FILE.",
+            short_help="Print a fresh key.",
+        )
+    )
+    return group
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="trserve")
 def main() -> None:
@@ -152,3 +180,4 @@ main.add_command(_launch_command("launch"))
 main.add_command(_launch_command("serve", hidden=True))
 main.add_command(_trace_command())
 main.add_command(plan_command())
+main.add_command(_keys_command())

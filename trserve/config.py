@@ -8,10 +8,12 @@ without looking at either.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final
 
+from trserve.config_endpoint import EndpointConfig, check_endpoint
+from trserve.config_option import option
 from trserve.config_values import (
     parse_assignments,
     parse_bytes,
@@ -30,39 +32,6 @@ QUANTIZATIONS: Final = ("none", "int8")
 LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
 
 SHORTEST_WATCHDOG_S: Final = 2.0
-
-
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    also: tuple[str, ...] = (),
-    off: tuple[str, ...] = (),
-    parse: Callable[[str], Any] | None = None,
-    choices: tuple[str, ...] = (),
-    multiple: bool = False,
-    metavar: str | None = None,
-) -> Any:
-    """A field that is a flag.
-
-    Args:
-        also: further spellings (those of vLLM and SGLang, say).
-        off: further spellings that turn a switch off.
-        parse: turns the flag's text into the value; raises ValueError with the reason.
-        choices: the values that are allowed.
-        multiple: the flag may be repeated; ``parse`` is given each text.
-        metavar: what the help shows for the value.
-    """
-    metadata = {
-        "help": help_text,
-        "also": also,
-        "off": off,
-        "parse": parse,
-        "choices": choices,
-        "multiple": multiple,
-        "metavar": metavar,
-    }
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -218,17 +187,6 @@ class RecordConfig:
 
 
 @dataclass(frozen=True)
-class EndpointConfig:
-    """What clients see."""
-
-    host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(8000, "Port to listen on; 0 takes a free one.")
-    served_model_name: tuple[str, ...] = option(
-        ("trserve",), "Name(s) of the endpoint's model.", parse=parse_names, metavar="A,B"
-    )
-
-
-@dataclass(frozen=True)
 class FaultConfig:
     """What happens when a process dies, and at the end."""
 
@@ -257,7 +215,7 @@ class LaunchConfig:
     engine: EngineConfig = EngineConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     recording: RecordConfig = RecordConfig()
-    endpoint: EndpointConfig = EndpointConfig()
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     faults: FaultConfig = FaultConfig()
 
 
@@ -308,8 +266,7 @@ def _check(config: LaunchConfig) -> None:
         )
     if config.model.max_model_len < 0:
         raise ConfigError(f"--max-model-len {config.model.max_model_len}: must be positive")
-    if not 0 <= config.endpoint.port <= 65535:
-        raise ConfigError(f"--port {config.endpoint.port}: must be 0 to 65535")
+    check_endpoint(config.endpoint)
     watchdog_s = config.faults.watchdog_s
     if watchdog_s and not SHORTEST_WATCHDOG_S <= watchdog_s < math.inf:
         raise ConfigError(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from typing import Final
+
+COMPATIBLE: Final = ("vllm", "sglang")
+
 
 def parse_names(text: str) -> tuple[str, ...]:
     """``A,B`` to a tuple of names."""
@@ -50,3 +55,37 @@ def parse_assignments(text: str) -> tuple[tuple[str, str], ...]:
             raise ValueError(f"{part!r} is not of the form key=value")
         pairs.append((key.strip(), value.strip()))
     return tuple(pairs)
+
+
+def parse_keys(text: str) -> tuple[str, ...]:
+    """``A,B`` or ``@FILE`` to keys as they were given. No message shows any."""
+    if text.startswith("@"):
+        return (text,)
+    keys = tuple(key.strip() for key in text.split(","))
+    if not all(keys):
+        raise ValueError("an empty key would let anyone in; `trserve keys new` makes one")
+    return keys
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """``A,B``, or a JSON list as vLLM takes it, to origins; nothing means none."""
+    if text.lstrip().startswith("["):
+        try:
+            found = json.loads(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no JSON list") from None
+        text = ",".join(map(str, found))
+    origins = tuple(part.strip().rstrip("/").lower() for part in text.split(",") if part.strip())
+    for origin in origins:
+        if origin != "*" and not origin.startswith(("http://", "https://")):
+            raise ValueError(f"{origin!r} is no origin; write https://host or *")
+    return origins
+
+
+def parse_compat(text: str) -> tuple[str, ...]:
+    """``vllm,sglang`` to a tuple of them."""
+    names = tuple(name.lower() for name in parse_names(text))
+    for name in names:
+        if name not in COMPATIBLE:
+            raise ValueError(f"{name!r} is none of: {', '.join(COMPATIBLE)}")
+    return names

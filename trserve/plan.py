@@ -17,6 +17,7 @@ from trserve import demo
 from trserve.config import LaunchConfig
 from trserve.emulated.placement import place
 from trserve.emulated.profile import Profile
+from trserve.endpoint_plan import EndpointPlan, plan_endpoint
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.layout import Layout
@@ -86,6 +87,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile | None = None
     on_peer_loss: str = ON_PEER_LOSS[0]
     watchdog_s: float = 0.0
+    endpoint: EndpointPlan = EndpointPlan()
 
     @property
     def thresholds(self) -> ThresholdTable:
@@ -165,6 +167,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         profile=profile,
         on_peer_loss=config.faults.on_peer_loss,
         watchdog_s=config.faults.watchdog_s,
+        endpoint=plan_endpoint(config.endpoint),
     )
 
 

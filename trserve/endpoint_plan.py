@@ -1,0 +1,51 @@
+"""What the gateway is told of its endpoint: limits, formats, and digests in the place of keys."""
+
+from __future__ import annotations
+
+import msgspec
+
+from trserve.config_endpoint import EndpointConfig
+from trserve.keys import digest, read_admin_key, read_api_keys
+
+
+class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of :class:`~trserve.config_endpoint.EndpointConfig` that a gateway needs.
+
+    ``api_keys`` and ``admin_key`` are SHA-256 digests; without any, anyone may ask and nobody may
+    administer.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    admin_key: str | None = None
+    protect_metrics: bool = False
+    allowed_origins: tuple[str, ...] = ("*",)
+    max_queue: int = 1024
+    max_requests_per_key: int = 0
+    tokens_per_minute: int = 0
+    header_timeout_s: float = 15.0
+    body_timeout_s: float = 15.0
+    sse_keep_alive_s: float = 0.0
+    metrics_compat: tuple[str, ...] = ()
+    log_requests: bool = True
+    log_format: str = "text"
+
+
+def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
+    """Read the keys and make the plan. Raises ConfigError, which shows no key."""
+    keys = read_api_keys(config.api_key)
+    admin = read_admin_key(config.admin_key, keys)
+    return EndpointPlan(
+        api_keys=tuple(digest(key) for key in keys),
+        admin_key=None if admin is None else digest(admin),
+        protect_metrics=config.protect_metrics,
+        allowed_origins=config.allowed_origins,
+        max_queue=config.max_queue,
+        max_requests_per_key=config.max_requests_per_key,
+        tokens_per_minute=config.tokens_per_minute,
+        header_timeout_s=config.header_timeout_s,
+        body_timeout_s=config.body_timeout_s,
+        sse_keep_alive_s=config.sse_keep_alive_s,
+        metrics_compat=config.metrics_compat,
+        log_requests=config.log_requests,
+        log_format=config.log_format,
+    )
