@@ -23,7 +23,8 @@ suite() { stage "$1" "$bin/python" -m pytest "${@:2}"; }
 stage lint "$bin/ruff" check .
 stage format "$bin/ruff" format --check .
 stage types "$bin/mypy"
-suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher tests/trace tests/test_serverproc.py
+suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher tests/trace tests/test_serverproc.py \
+  tests/emulated --ignore tests/emulated/test_server.py
 suite "models and workers" tests/models tests/workers tests/router_lib
 suite "gateway" tests/gateway
 suite "published weights" tests/realmodel
@@ -34,7 +35,7 @@ suite "golden seeds" -rP tests/golden/test_seeds.py
 suite "golden reference and engine" tests/golden tests/engine \
   --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py \
   --ignore tests/golden/test_seeds.py
-suite "black box" tests/blackbox
+suite "black box" tests/blackbox tests/emulated/test_server.py
 suite "killed workers" tests/faults/test_worker_kills.py
 suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py
 echo "== all: $((SECONDS - total)) s"
