@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from tests.gateway.stack import new_dispatcher, new_plan
 from tests.workers.fakes import World, world
-from trserve.gateway import app as app_module
+from trserve.gateway import answering
 from trserve.gateway.app import App, Phase
 from trserve.gateway.connection import Connection
 from trserve.gateway.exposition import Exposition
@@ -181,7 +181,7 @@ def test_a_client_that_vanishes_leaves_nothing_wherever_it_was(
             other.write(request(max_tokens=3))
             await g.until(lambda: g.dispatcher.num_live == 1)
         if place == "tokenizing":
-            monkeypatch.setattr(app_module, "LONG_TEXT_CHARS", -1)
+            monkeypatch.setattr(answering, "LONG_TEXT_CHARS", -1)
             prepare = g.service.prepare_all
 
             def slow(*arguments: Any) -> Any:

@@ -133,7 +133,7 @@ def test_entry_and_only(
 
 @pytest.mark.parametrize("name", ["trserve", "other", None])
 def test_every_served_name_is_a_model(service: Service, name: str | None) -> None:
-    service.check_model(name)
+    service.placements.check_model(name)
     prepare(service, completion(model=name))
 
 

@@ -18,6 +18,9 @@ from trserve.ipc.baton import Finish
 TIMED_OUT: Final = "timeout"
 """The ``stop_reason`` of an answer that took longer than its request allows."""
 
+ABORTED: Final = "abort_request"
+"""The ``stop_reason`` of an answer that somebody asked to end."""
+
 _FAILURES = {
     Finish.ROUTER_ERROR: ("the router failed for this request", "router_error", 500),
     Finish.NUMERIC_ERROR: ("a model's logits were not finite", "numeric_error", 500),
@@ -61,6 +64,7 @@ class Answer:
         num_tokens: completion tokens so far; after the end, those that count.
         counts: completion tokens by model.
         finish_reason: ``stop``, ``length`` or ``abort``; None while it grows.
+        abort_reason: the ``stop_reason`` of an abort that its client sees.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Answer:
         self.counts = [0] * num_models
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.abort_reason = TIMED_OUT
 
     def push(self, tokens: Sequence[int], sources: Sequence[int], finish: Finish) -> Delta:
         """Take in newly committed tokens; ``finish`` is not NONE if they are the last."""
@@ -120,5 +125,5 @@ class Answer:
             self.stop_reason = last if last in self._stop_token_ids else None
         elif finish is Finish.LENGTH:
             self.finish_reason = "length"
-        else:  # whoever is cancelled is told nothing: an abort that is seen is the time limit's
-            self.finish_reason, self.stop_reason = "abort", TIMED_OUT
+        else:  # whoever left is told nothing: this is the time limit's, or was asked for
+            self.finish_reason, self.stop_reason = "abort", self.abort_reason

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-import uuid
 from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from functools import partial
 from urllib.parse import unquote
 
 import orjson
 
 from trserve import __version__
 from trserve.errors import RequestError
-from trserve.gateway.connection import Connection
-from trserve.gateway.dispatcher import Dispatcher, Job
-from trserve.gateway.exchange import Exchange
+from trserve.gateway.answering import Answering, Wanted
+from trserve.gateway.desk import Desk
+from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.health import Health
 from trserve.gateway.replies import (
     Handler,
-    Message,
     Receive,
     Scope,
     Send,
@@ -37,14 +34,6 @@ from trserve.gateway.service import Service
 from trserve.gateway.sinks import Extras, StreamSink, WholeSink
 
 log = logging.getLogger(__name__)
-
-_LABEL: Final = re.compile(rb"[\x21-\x7e]{1,128}")
-LONG_TEXT_CHARS: Final = 10_000
-_STREAM_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class Phase(Enum):
@@ -61,6 +50,7 @@ class App:
 
     Args:
         metrics: makes the body and content type of ``/metrics`` for an ``Accept`` header.
+        desk: what every request passes; by default anyone may ask, and nothing is logged.
 
     Attributes:
         phase: set by the process's control loop.
@@ -72,17 +62,15 @@ class App:
         dispatcher: Dispatcher,
         health: Health,
         metrics: Callable[[str], tuple[bytes, bytes]],
+        desk: Desk | None = None,
     ) -> None:
         self._service = service
-        self._dispatcher = dispatcher
+        self._answering = Answering(service, dispatcher)
         self._health = health
         self._exposition = metrics
         self._created = int(time.time())
         self.phase = Phase.LOADING
-        self._labels = [
-            (b"x-trserve-router", service.router_name.encode()),
-            (b"x-trserve-version", __version__.encode()),
-        ]
+        self._desk = desk or Desk()
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
@@ -96,8 +84,9 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every failure has an OpenAI error envelope."""
-        send = self._labelled(scope, send)
+        visit, send = self._desk.open(scope, send)
         try:
+            self._desk.check(visit)
             await self._handler(scope)(scope, receive, send)
         except RequestError as error:
             await self._send_error(send, error)
@@ -108,21 +97,12 @@ class App:
             await self._send_error(
                 send, RequestError("internal error; see the server's log", status=500)
             )
+        finally:
+            self._desk.close(visit)
 
     async def _send_error(self, send: Send, error: RequestError) -> None:
         self._service.metrics.errors[error.status, error.code or ""] += 1
         await send_error(send, error)
-
-    def _labelled(self, scope: Scope, send: Send) -> Send:
-        """``send`` with the headers of every response: request id, router and version."""
-        labels = [(b"x-request-id", _request_id(scope)), *self._labels]
-
-        async def labelled(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *labels]
-            await send(message)
-
-        return labelled
 
     def _handler(self, scope: Scope) -> Handler:
         path: str = scope["path"]
@@ -132,6 +112,8 @@ class App:
         if methods is None:
             raise RequestError(f"no route {path}", status=404, code="not_found")
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if method == "OPTIONS":
+            return partial(self._desk.preflight, methods)
         if method not in methods:
             allowed = ", ".join(methods)
             raise RequestError(
@@ -142,16 +124,16 @@ class App:
     # -- cold routes -------------------------------------------------------------------------
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = models_body(
-            self._service.served_names, self._created, self._service.max_prompt_and_output
-        )
-        await send_json(send, 200, body)
+        placements = self._service.placements
+        names = [*self._service.served_names, *placements.aliases]
+        lengths = {name: placements.max_model_len(name) for name in names}
+        await send_json(send, 200, models_body(lengths, self._created))
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = unquote(scope["path"].removeprefix("/v1/models/"))
-        self._service.check_model(name)
-        body = model_body(name, self._created, self._service.max_prompt_and_output)
-        await send_json(send, 200, body)
+        placements = self._service.placements
+        placements.check_model(name)
+        await send_json(send, 200, model_body(name, self._created, placements.max_model_len(name)))
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         states, serving = self._service.states, self.phase is Phase.SERVING
@@ -190,51 +172,17 @@ class App:
         return await read_body(receive)
 
     async def _generate(self, request: GenerationRequest, scope: Scope, send: Send) -> None:
-        connection: Connection = scope["state"]["connection"]
         model = request.model_as_sent or self._service.served_names[0]
         logprobs = self._service.logprobs_of(request)
         extras = Extras(request, self._service.model_names, logprobs)
-        with Exchange(self._dispatcher, connection) as exchange:
-            if request.stream:
-                chunked = scope["http_version"] != "1.0"
-                if not chunked:
-                    connection.send_unframed()
-                await self._stream(
-                    exchange, StreamSink(request, extras, model, connection, chunked), send
-                )
-            else:
-                await self._whole(exchange, WholeSink(request, extras, model), send)
-
-    async def _prepare(self, sink: WholeSink | StreamSink) -> list[Job]:
-        """The jobs of a request; long texts are tokenized beside the loop, streams go on."""
-        prepare = self._service.prepare_all
-        if sink.request.text_length > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(prepare, sink.request, sink.choice)
-        return prepare(sink.request, sink.choice)
-
-    async def _whole(self, exchange: Exchange, sink: WholeSink, send: Send) -> None:
-        await exchange.submit(await self._prepare(sink))
-        await sink.ended
-        await send_json(send, 200, sink.body())
-
-    async def _stream(self, exchange: Exchange, sink: StreamSink, send: Send) -> None:
-        await exchange.submit(await self._prepare(sink))
-        await sink.begun
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        sink.open()
-        await sink.ended
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        wanted = Wanted(
+            [request],
+            lambda: WholeSink(request, extras, model),
+            lambda writer, chunked: StreamSink(request, extras, model, writer, chunked),
+        )
+        await self._answering.answer(wanted, scope, send)
 
 
 def _header(scope: Scope, wanted: bytes) -> str:
     """The values of a header, joined."""
     return ",".join(value.decode("latin-1") for name, value in scope["headers"] if name == wanted)
-
-
-def _request_id(scope: Scope) -> bytes:
-    """The client's own label if it is one, else a new id. Never a key to anything."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _LABEL.fullmatch(value):
-            label: bytes = value
-            return label
-    return uuid.uuid4().hex.encode()

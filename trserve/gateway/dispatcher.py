@@ -22,6 +22,7 @@ from trserve.errors import RequestError
 from trserve.gateway.answer import TIMED_OUT
 from trserve.gateway.generation import Generation
 from trserve.gateway.slots import Slot, SlotTable
+from trserve.gateway.tracing import GatewayTrace
 from trserve.ipc.doorbell import silence
 from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
@@ -80,6 +81,7 @@ class Dispatcher:
         self._place = place
         self._seen = slab.baton_vector.copy()
         self._live: dict[int, Generation] = {}
+        self._trace = GatewayTrace(slab)
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._granted = 0
         self.on_idle: Callable[[], None] | None = None
@@ -123,7 +125,11 @@ class Dispatcher:
             asyncio.CancelledError: the caller gave up waiting.
         """
         await self._turn_in_time(len(jobs), jobs[0].deadline_ns)
-        generations = [job.start(slot) for job, slot in zip(jobs, self._publish(jobs), strict=True)]
+        now = time.monotonic_ns()
+        slots = self._publish(jobs)
+        generations = [job.start(slot) for job, slot in zip(jobs, slots, strict=True)]
+        for job, slot in zip(jobs, slots, strict=True):
+            self._trace.published(slot, len(job.prompt_ids), now)
         # All are started before the first is served: they may share a response.
         for generation in generations:
             self._live[generation.slot.index] = generation
@@ -238,11 +244,14 @@ class Dispatcher:
 
     def _advance(self, generation: Generation, word: int) -> None:
         """Serve one stream; a bug that shows in it must not silence the others of this turn."""
+        begun = generation.begun
         try:
             generation.advance(word)
         except Exception:
             log.exception("a stream failed")
             generation.fail(RequestError("internal error; see the server's log", status=500))
+        if generation.begun and not begun:
+            self._trace.first_token(generation.slot)
         self._settle(generation)
 
     def _settle(self, generation: Generation) -> None:
@@ -252,6 +261,7 @@ class Dispatcher:
         if not generation.ended or self._live.get(slot.index) is not generation:
             return
         del self._live[slot.index]
+        self._trace.answered(slot, generation.end_reason)
         # After a stop string, or a client that left, whoever has the baton does not know yet.
         self._slots.cancel(slot)
         self._slots.release(slot, generation.counted_length)
@@ -273,6 +283,12 @@ class Dispatcher:
         generation.abandon()
         self._settle(generation)
         self._collect()
+
+    def abort(self, generation: Generation) -> None:
+        """Have it end where it stands; its client gets what there is, and is told."""
+        if self._live.get(generation.slot.index) is generation:
+            generation.ask_abort()
+            self._slots.cancel(generation.slot)
 
     def fail_all(self, error: RequestError) -> None:
         """End every request with ``error``."""

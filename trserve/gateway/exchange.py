@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 
+from trserve.errors import RequestError
 from trserve.gateway.connection import Connection
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.generation import Generation
@@ -26,6 +27,7 @@ class Exchange:
         self._connection = connection
         self._generations: Sequence[Generation] = ()
         self._client_gone = False
+        self._aborted = False
         self._task = asyncio.current_task()
 
     def __enter__(self) -> Exchange:
@@ -45,11 +47,31 @@ class Exchange:
         for generation in self._generations:
             if not generation.ended:
                 self._dispatcher.cancel(generation)
-        return self._client_gone and isinstance(error, asyncio.CancelledError)
+        if self._connection.visit is not None:
+            self._connection.visit.leave(self._generations)
+        cancelled = isinstance(error, asyncio.CancelledError)
+        if cancelled and self._aborted and not self._client_gone:
+            raise RequestError("the request was aborted while it waited", code="aborted")
+        return self._client_gone and cancelled
 
     async def submit(self, jobs: Sequence[Job]) -> None:
-        """Get the request into the server. RequestError if too many wait already."""
+        """Get the request into the server. RequestError (429) if it, or its key, must wait."""
+        if self._connection.visit is not None:
+            self._connection.visit.enter(jobs)
         self._generations = await self._dispatcher.submit_all(jobs)
+
+    @property
+    def generations(self) -> Sequence[Generation]:
+        """Those of the request; empty while it waits."""
+        return self._generations
+
+    def abort(self) -> None:
+        """End the request: with what there is of its answers, or an error while it waits."""
+        for generation in self._generations:
+            self._dispatcher.abort(generation)
+        if not self._generations and self._task is not None:
+            self._aborted = True
+            self._task.cancel()
 
     def _on_lost(self) -> None:
         self._client_gone = True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from trserve.errors import RequestError
-from trserve.gateway.answer import Answer, Delta, failure
+from trserve.gateway.answer import ABORTED, Answer, Delta, failure
 from trserve.gateway.metrics import Meter
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.slots import Slot
@@ -48,7 +48,9 @@ class Generation:
 
     Attributes:
         handoffs: how often it moved so far.
+        begun: the sink was given tokens.
         ended: nothing more will be given to the sink.
+        end_reason: why, once it has: a finish reason, ``error``, or ``left`` for the client.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class Generation:
         self._degraded = degraded
         self._meter = meter
         self.slot = slot
+        self.begun = False
         self.ended = False
+        self.end_reason = ""
 
     def advance(self, word: int) -> None:
         """Give the sink what ``word``, the slot's baton, covers beyond what it has."""
@@ -101,8 +105,10 @@ class Generation:
         self._position = end
         self.handoffs = baton.hop
         delta = self._answer.push(tokens, sources, baton.finish)
-        if tokens and self._meter is not None and not self._meter.begun:
-            self._meter.begin()
+        if tokens and not self.begun:
+            self.begun = True
+            if self._meter is not None:
+                self._meter.begin()
         if delta.finish_reason is not None:
             self.ended = True
             self._pending_ns = self._extras(baton).pending_ns
@@ -135,19 +141,30 @@ class Generation:
             self._end("error")
             self._sink.fail(error)
 
+    def ask_abort(self) -> None:
+        """Somebody wants it to end: an abort that comes is for this reason."""
+        self._answer.abort_reason = ABORTED
+
     def abandon(self) -> None:
         """The client is gone: nothing more is given to anyone."""
         if not self.ended:
             self.ended = True
             self._end("abort")
+            self.end_reason = "left"
 
     def _end(self, reason: str) -> None:
         """Have the end measured."""
+        self.end_reason = reason
         if self._meter is not None:
             self._meter.end(reason, self.counts, self.handoffs)
             if reason in ("stop", "length"):
                 pending_s = self._pending_ns / 1e9
                 self._meter.complete(self._answer.num_tokens, self.handoffs, pending_s)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """As the client was told; None while it grows, and where it was told nothing."""
+        return self._answer.finish_reason
 
     @property
     def counts(self) -> Sequence[int]:

@@ -60,6 +60,7 @@ class Body(msgspec.Struct, kw_only=True):
     trserve: Extension | None = None
     n: Number = None
     best_of: Number = None
+    rid: str | None = None
     # Not supported: any value is read, and all but the ones that change nothing are refused.
     use_beam_search: Any = None
     prompt_logprobs: Any = None

@@ -59,7 +59,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     probability, None for none of it; ``echo`` that the answer begins with the prompt.
     ``router_params`` joins the parameters of ``NAME:threshold=0.3`` and of ``trserve.router``, of
     which the latter win. ``timeout_s``: how many seconds the answer may take, None for any number.
-    ``record`` is no member of a body: what an instance that records keeps.
+    ``record`` is no member of a body: what an instance that records keeps. ``rid`` is the client's
+    own name of the request, by which it can be aborted.
     """
 
     kind: Kind
@@ -99,6 +100,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     only: str | None = None
     timeout_s: float | None = None
     record: bool = True
+    rid: str | None = None
 
     @property
     def text_length(self) -> int:
@@ -182,6 +184,7 @@ def _common(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
         "entry_model": extension.entry_model,
         "only": extension.only,
         "timeout_s": time_limit("trserve.timeout_s", extension.timeout_s),
+        "rid": fields.rid,
     }
 
 

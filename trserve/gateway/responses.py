@@ -246,26 +246,24 @@ def error_body(error: RequestError) -> bytes:
     )
 
 
-def models_body(
-    names: Sequence[str], created: int, max_model_len: int, root: str | None = None
-) -> bytes:
-    """The list of /v1/models; ``root`` is what the names stand for, by default each itself."""
-    models = [_model(name, created, max_model_len, root) for name in names]
+def models_body(lengths: Mapping[str, int], created: int) -> bytes:
+    """The list of /v1/models, from the longest row of each name."""
+    models = [_model(name, created, length) for name, length in lengths.items()]
     return orjson.dumps({"object": "list", "data": models})
 
 
-def model_body(name: str, created: int, max_model_len: int, root: str | None = None) -> bytes:
+def model_body(name: str, created: int, max_model_len: int) -> bytes:
     """One model, for /v1/models/{id}."""
-    return orjson.dumps(_model(name, created, max_model_len, root))
+    return orjson.dumps(_model(name, created, max_model_len))
 
 
-def _model(name: str, created: int, max_model_len: int, root: str | None) -> dict[str, Any]:
+def _model(name: str, created: int, max_model_len: int) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "trserve",
-        "root": name if root is None else root,
+        "root": name,
         "parent": None,
         "max_model_len": max_model_len,
         "permission": [],

@@ -11,7 +11,6 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from trserve.gateway.logprobs import (
 )
 from trserve.gateway.metrics import Meter, Metrics
 from trserve.gateway.model_states import ModelStates
+from trserve.gateway.placement import Placement, Placements
 from trserve.gateway.prompts import Prompt, read_prompts
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.slots import Slot, pages_of
@@ -60,24 +60,13 @@ def choice_seed(seed: int, choice: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Which model writes first, and whether no other may.
-
-    Without ``admit`` the request itself names the model, and no other can take its place.
-    """
-
-    entry: int
-    pinned: bool
-    admit: bool
-
-
 class Service:
     """What the endpoint offers; made once, from the plan.
 
     Attributes:
         metrics: what is counted of requests.
         states: which models can write.
+        placements: which of them a request is for.
         token_names: the texts of single tokens.
         router_parameters: what the router takes; known once a worker has loaded it.
         max_prompt_and_output: the longest row that every model can hold.
@@ -90,6 +79,7 @@ class Service:
         self.token_names = TokenNames(self._tokenizer)
         self.model_names = [model.name for model in plan.models]
         self.states = ModelStates(self.model_names)
+        self.placements = Placements(plan, self.states)
         self.metrics = Metrics(len(plan.models))
         self.served_names = plan.served_names
         self.router_name = plan.router
@@ -101,16 +91,6 @@ class Service:
         """Take over what the entry worker's router says of its parameters."""
         self.router_parameters = tuple(msgspec.convert(described, list[Parameter]))
 
-    def check_model(self, name: str | None) -> None:
-        """Raise RequestError (404) unless ``name`` is served here; no name means the first."""
-        if name is not None and name not in self.served_names:
-            raise RequestError(
-                f"the model {name!r} does not exist; served here: {', '.join(self.served_names)}",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
-
     def prepare_all(
         self, request: GenerationRequest, sink_of: Callable[[int, Prompt], Sink]
     ) -> list[Job]:
@@ -120,9 +100,8 @@ class Service:
         RequestError.
         """
         arrived = time.monotonic()
-        self.check_model(request.model)
-        self._check_slots(request)
-        placement = self._placement(request)
+        placement = self.placements.of(request)
+        self._check_slots(request.num_choices)
         router = self._router_params(request.router_params)
         jobs: list[Job] = []
         for prompt in read_prompts(request, self._tokenizer, self._plan.tokenizer_size):
@@ -135,6 +114,17 @@ class Service:
                 jobs.append(
                     self._job(request, prompt, seed, choice, placement, router, sink, meter)
                 )
+        self._check_pages(jobs)
+        return jobs
+
+    def prepare_many(
+        self, requests: Sequence[GenerationRequest], sink_of: Callable[[int, Prompt], Sink]
+    ) -> list[Job]:
+        """:meth:`prepare_all` of requests that share a response, whose choices are numbered on."""
+        jobs: list[Job] = []
+        for request in requests:
+            jobs += self.prepare_all(request, _from(len(jobs), sink_of))
+        self._check_slots(len(jobs))
         self._check_pages(jobs)
         return jobs
 
@@ -208,51 +198,24 @@ class Service:
             self._tokenizer, context, skip_special_tokens=request.skip_special_tokens
         )
 
-    def _check_slots(self, request: GenerationRequest) -> None:
+    def _check_slots(self, wanted: int) -> None:
         """All choices are taken at once, so there must be a slot for each."""
-        wanted, slots = request.num_choices, self._plan.slots
+        slots = self._plan.slots
         if wanted > slots:
             raise RequestError(
-                f"the request asks for {wanted} choices (n = {request.n} for each prompt); this "
-                f"server holds {slots} at once: lower n or send fewer prompts",
+                f"the request asks for {wanted} choices (n for each prompt); this server holds "
+                f"{slots} at once: lower n or send fewer prompts",
                 param="n",
             )
-
-    def _placement(self, request: GenerationRequest) -> Placement:
-        only = self._model_index(request.only, "trserve.only")
-        entry = self._model_index(request.entry_model, "trserve.entry_model")
-        if only is not None:
-            if entry not in (None, only):
-                raise RequestError(
-                    "trserve.entry_model and trserve.only name different models",
-                    param="trserve.entry_model",
-                )
-            return Placement(only, pinned=True, admit=False)
-        if entry is not None:
-            return Placement(entry, pinned=False, admit=False)
-        return Placement(0, pinned=False, admit=True)
-
-    def _model_index(self, name: str | None, param: str) -> int | None:
-        if name is None:
-            return None
-        if name not in self.model_names:
-            raise RequestError(
-                f"{param}: no model {name!r}; models: {', '.join(self.model_names)}", param=param
-            )
-        return self.states.place(self.model_names.index(name), fixed=True)
-
-    def _visits(self, placement: Placement) -> Sequence[int]:
-        """The models that a request may visit."""
-        if placement.pinned or self._plan.router == "none":
-            return (placement.entry,)
-        return range(len(self.model_names))
 
     def _expecting(self, placement: Placement, request: GenerationRequest, room: int) -> list[int]:
         """The models that may compute the prompt early; none if it is scored, or all there is."""
         scored = request.echo and request.logprobs is not None
         if self._plan.early_prefill == "off" or scored or room < 1:
             return []
-        return [model for model in self._visits(placement) if model not in self.states.lost]
+        return [
+            model for model in self.placements.visits(placement) if model not in self.states.lost
+        ]
 
     def _router_params(self, given: dict[str, float]) -> dict[str, float]:
         parameters = [p for p in self.router_parameters if p.per_request]
@@ -324,7 +287,7 @@ class Service:
             len(self.model_names),
         )
 
-        degraded = self.states.watch(self._visits(placement))
+        degraded = self.states.watch(self.placements.visits(placement))
 
         def start(slot: Slot) -> Generation:
             meter.admit()
@@ -347,3 +310,8 @@ class Service:
             )
 
         return start
+
+
+def _from(first: int, sink_of: Callable[[int, Prompt], Sink]) -> Callable[[int, Prompt], Sink]:
+    """``sink_of`` with indices that count from ``first``."""
+    return lambda index, prompt: sink_of(first + index, prompt)

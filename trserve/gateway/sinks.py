@@ -158,6 +158,7 @@ class WholeSink:
     def __init__(self, request: GenerationRequest, extras: Extras, model: str) -> None:
         self.request = request
         self.extras = extras
+        self.response_id = _new_id(request)
         self._model = model
         self._choices: list[WholeChoice] = []
         self._open = request.num_choices
@@ -184,7 +185,7 @@ class WholeSink:
         """The response, once ``ended``."""
         make = chat_response if self.request.kind == "chat" else completion_response
         return make(
-            response_id=_new_id(self.request),
+            response_id=self.response_id,
             created=int(time.time()),
             model=self._model,
             choices=[choice.whole() for choice in self._choices],
@@ -246,6 +247,7 @@ class StreamSink:
         self.request = request
         self.extras = extras
         self.writer = writer
+        self.response_id = _new_id(request)
         self._chunked = chunked
         self._opened = False
         self._early: list[bytes] = []
@@ -253,7 +255,7 @@ class StreamSink:
         self._open_choices = request.num_choices
         self._settings: dict[str, Any] = {
             "kind": request.kind,
-            "response_id": _new_id(request),
+            "response_id": self.response_id,
             "created": int(time.time()),
             "model": model,
             "include_usage": request.include_usage,

@@ -1,0 +1,102 @@
+"""How a checked request gets its answer over a connection: prepared, submitted, written.
+
+The same path for every route that generates; what an answer looks like is its sinks' business.
+Knows no routes and no formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from trserve.gateway.connection import Connection
+from trserve.gateway.dispatcher import Dispatcher, Job
+from trserve.gateway.exchange import Exchange
+from trserve.gateway.replies import Scope, Send, send_json
+from trserve.gateway.request_log import RequestLog
+from trserve.gateway.requests import GenerationRequest
+from trserve.gateway.service import Service
+from trserve.gateway.sinks import StreamSink, WholeSink
+
+LONG_TEXT_CHARS: Final = 10_000
+_STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Wanted(NamedTuple):
+    """What a route asks for.
+
+    ``requests`` share one response, in their order; ``whole`` and ``stream`` make its sink, the
+    latter from the connection and whether its bytes are chunked.
+    """
+
+    requests: Sequence[GenerationRequest]
+    whole: Callable[[], WholeSink]
+    stream: Callable[[Connection, bool], StreamSink]
+
+
+class Answering:
+    """Gives every generating route its answers.
+
+    Attributes:
+        log: the requests that are open, and the last ones that are not.
+    """
+
+    def __init__(self, service: Service, dispatcher: Dispatcher) -> None:
+        self._service = service
+        self._dispatcher = dispatcher
+        self.log = RequestLog()
+
+    async def answer(self, wanted: Wanted, scope: Scope, send: Send) -> None:
+        """Answer with one response, streamed if the first request says so."""
+        connection: Connection = scope["state"]["connection"]
+        with Exchange(self._dispatcher, connection) as exchange:
+            if wanted.requests[0].stream:
+                chunked = scope["http_version"] != "1.0"
+                if not chunked:
+                    connection.send_unframed()
+                sink = wanted.stream(connection, chunked)
+                with self.log.entry(sink, exchange, wanted.requests):
+                    await self._stream(exchange, wanted.requests, sink, send)
+            else:
+                whole = wanted.whole()
+                with self.log.entry(whole, exchange, wanted.requests):
+                    await self._whole(exchange, wanted.requests, whole, send)
+
+    async def _prepare(
+        self, requests: Sequence[GenerationRequest], sink: WholeSink | StreamSink
+    ) -> list[Job]:
+        """The jobs of a response; long texts are tokenized beside the loop, streams go on."""
+        prepare = self._service.prepare_many
+        if sum(request.text_length for request in requests) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(prepare, requests, sink.choice)
+        return prepare(requests, sink.choice)
+
+    async def _whole(
+        self,
+        exchange: Exchange,
+        requests: Sequence[GenerationRequest],
+        sink: WholeSink,
+        send: Send,
+    ) -> None:
+        await exchange.submit(await self._prepare(requests, sink))
+        await sink.ended
+        await send_json(send, 200, sink.body())
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        requests: Sequence[GenerationRequest],
+        sink: StreamSink,
+        send: Send,
+    ) -> None:
+        await exchange.submit(await self._prepare(requests, sink))
+        await sink.begun
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        sink.open()
+        await sink.ended
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,114 @@
+"""What became of requests: the open ones by the names they go by, and the last of the others.
+
+Answers ``GET /v1/trserve/requests/{id}`` and finds what is to be aborted. Written twice for a
+request, at its beginning and its end. Knows no HTTP and no slots.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from trserve.errors import RequestError
+from trserve.gateway.exchange import Exchange
+from trserve.gateway.requests import GenerationRequest
+from trserve.gateway.responses import total_usage
+from trserve.gateway.sinks import StreamSink, WholeSink
+
+MAX_KEPT: Final = 1024
+
+
+class _Entry:
+    """One open request."""
+
+    def __init__(
+        self,
+        sink: WholeSink | StreamSink,
+        exchange: Exchange,
+        requests: Sequence[GenerationRequest],
+    ) -> None:
+        self._sink = sink
+        self._requests = requests
+        self._created = int(time.time())
+        self.exchange = exchange
+        self.response_id = sink.response_id
+        self.rids = {request.rid for request in requests if request.rid is not None}
+
+    def describe(self, status: str) -> dict[str, Any]:
+        """What there is to say of it now."""
+        request, generations = self._requests[0], self.exchange.generations
+        usages = [generation.usage() for generation in generations]
+        # Requests that share a response differ in n; then the prompt of each choice counts.
+        n = request.n if len(self._requests) == 1 else 1
+        return {
+            "id": self.response_id,
+            "object": "trserve.request",
+            "model": request.model_as_sent,
+            "created": self._created,
+            "status": status,
+            "finish_reasons": [generation.finish_reason for generation in generations],
+            "usage": total_usage(usages, n) if usages else None,
+        }
+
+
+class RequestLog:
+    """The requests of this gateway."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Entry] = {}
+        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    @contextmanager
+    def entry(
+        self,
+        sink: WholeSink | StreamSink,
+        exchange: Exchange,
+        requests: Sequence[GenerationRequest],
+    ) -> Iterator[None]:
+        """While the context lasts the request is open; how it is left says how it ended."""
+        entry = _Entry(sink, exchange, requests)
+        self._open[entry.response_id] = entry
+        status = "cancelled"
+        try:
+            yield
+            # An error within a stream ends it without a finish reason.
+            told = [generation.finish_reason for generation in exchange.generations]
+            status = "finished" if all(told) else "failed"
+        except RequestError:
+            status = "failed"
+            raise
+        finally:
+            del self._open[entry.response_id]
+            self._keep(entry.response_id, entry.describe(status))
+
+    def _keep(self, response_id: str, said: dict[str, Any]) -> None:
+        self._ended[response_id] = said
+        if len(self._ended) > MAX_KEPT:
+            self._ended.popitem(last=False)
+
+    def describe(self, response_id: str) -> dict[str, Any]:
+        """What is known of a response's request. Raises RequestError (404) if nothing is."""
+        if entry := self._open.get(response_id):
+            return entry.describe("running")
+        if said := self._ended.get(response_id):
+            return said
+        raise RequestError(
+            f"no request {response_id!r} among the open ones and the last {MAX_KEPT}; ask with "
+            "the id of its response",
+            status=404,
+            code="not_found",
+        )
+
+    def abort(self, rid: str | None) -> int:
+        """End the open requests that go by ``rid``, all of them for None; returns how many."""
+        chosen = [
+            entry
+            for entry in self._open.values()
+            if rid is None or rid == entry.response_id or rid in entry.rids
+        ]
+        for entry in chosen:
+            entry.exchange.abort()
+        return len(chosen)
