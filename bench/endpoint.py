@@ -45,13 +45,15 @@ class Address:
 
 
 @contextmanager
-def launched(arguments: Sequence[str]) -> Iterator[Address]:
-    """A server on a free port, drained afterwards.
+def launched(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[Address]:
+    """A server on a free port, drained afterwards; ``environment`` is added to this process's.
 
     Raises NotAvailableError where it refuses its settings (exit codes 2 and 3).
     """
     try:
-        with Server(arguments, ready_timeout_s=120.0) as server:
+        with Server(arguments, environment, ready_timeout_s=120.0) as server:
             found = urlsplit(server.url)
             assert found.hostname is not None and found.port is not None
             yield Address(found.hostname, found.port, tuple(server.models))

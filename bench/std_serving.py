@@ -13,7 +13,6 @@ same probabilities as trserve's.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from argparse import Namespace
 from collections.abc import Sequence
@@ -114,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.serve is not None:
         from bench.std_server import serve
 
-        asyncio.run(serve(setup, args.serve))
+        serve(setup, args.serve)
     elif args.profile_steps:
         from bench.std_profile import profile
 
