@@ -60,7 +60,7 @@ def test_a_trace_has_steps_of_both_workers_and_arrows_between_them(server, tmp_p
     for track in (0, 1):
         spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in steps if e["tid"] == track)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
-    ends = [e for e in found if e["ph"] in "stf"]
+    ends = [e for e in found if e["ph"] in "stf" and e["name"] == "handoff"]
     arrows: dict[str, dict[str, Any]] = {}
     for end in ends:
         arrows.setdefault(end["id"], {})[end["ph"]] = end
@@ -75,7 +75,35 @@ def test_a_trace_has_steps_of_both_workers_and_arrows_between_them(server, tmp_p
             assert end["ts"] > known_until[end["tid"]] or any(
                 s["tid"] == end["tid"] and s["ts"] <= end["ts"] <= s["ts"] + s["dur"] for s in steps
             )
-    assert {e["name"] for e in found if e["ph"] == "i"} == {"admitted", "finished"}
+    assert {e["name"] for e in found if e["ph"] == "i"} <= {"gate opened"}
+
+
+def test_a_trace_has_the_gateways_track_and_arrows_to_the_workers(server, tmp_path):
+    trace(server, tmp_path / "t.json")
+    found = entries(tmp_path / "t.json")
+    tracks = {e["args"]["name"]: e["tid"] for e in found if e["name"] == "thread_name"}
+    gateway = tracks["gateway"]
+    lives: dict[int, list[str]] = {}
+    for entry in sorted((e for e in found if e["ph"] == "X"), key=lambda e: e["ts"]):
+        if entry["tid"] == gateway:
+            lives.setdefault(entry["args"]["gen"], []).append(entry["name"])
+    whole = [names for names in lives.values() if names[0] == "published"][:-1]
+    assert len(whole) > 3
+    assert all(names == ["published", "first token", "answered"] for names in whole)
+    ends = sorted((e for e in found if e["ph"] in "sf" and e["name"] == "request"), key=arrow_time)
+    arrows: dict[str, list[int]] = {}
+    for end in ends:
+        arrows.setdefault(end["id"], []).append(end["tid"])
+    into = [tids for key, tids in arrows.items() if key.endswith(".in") and len(tids) == 2]
+    out = [tids for key, tids in arrows.items() if key.endswith(".out") and len(tids) == 2]
+    assert len(into) >= len(whole) - 1 and len(out) >= len(whole) - 1
+    assert all(tids == [gateway, tracks["worker 0"]] for tids in into)
+    assert all(tids[0] != gateway == tids[1] for tids in out)
+
+
+def arrow_time(entry: dict[str, Any]) -> float:
+    at: float = entry["ts"]
+    return at
 
 
 def test_a_server_is_found_by_its_port_and_by_its_pid(server, tmp_path):

@@ -17,6 +17,7 @@ from trserve.errors import RequestError
 from trserve.gateway import dispatcher as module
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.generation import Generation
+from trserve.ipc.trace import AnswerEnd, EventKind, TraceReader
 
 
 def endless(model: int, row: Any) -> int:
@@ -359,5 +360,34 @@ def test_no_slot_and_no_turn_is_ever_lost(seed: int) -> None:
             await asyncio.wait_for(d.submit(new_job(w, ListSink())), 1)
             for task in tasks:  # looked at, so that asyncio does not complain
                 assert task.cancelled() or not task.exception() or task in refused
+
+    play(story())
+
+
+def test_the_life_of_a_request_is_noted_and_none_of_its_tokens() -> None:
+    async def story() -> None:
+        with world(slots=3, token=endless) as w:
+            d = new_dispatcher(w)
+            events = TraceReader(w.slab.trace_words(w.slab.layout.gateway))
+            served = await d.submit(new_job(w, ListSink(), limit=9))
+            work(w, d, 9)
+            left = await d.submit(new_job(w, ListSink()))
+            d.cancel(left)
+            failed = await d.submit(new_job(w, ListSink()))
+            work(w, d, 1)
+            d.fail_all(RequestError("no more"))
+            found = [(e.kind, e.value, e.slot, e.gen) for e in events.read()]
+            expected = []
+            for generation, begins, end in (
+                (served, True, AnswerEnd.LENGTH),
+                (left, False, AnswerEnd.CLIENT_LEFT),
+                (failed, True, AnswerEnd.ERROR),
+            ):
+                slot = generation.slot.index, generation.slot.gen
+                expected.append((EventKind.PUBLISHED, 3, *slot))
+                if begins:
+                    expected.append((EventKind.FIRST_TOKEN, 0, *slot))
+                expected.append((EventKind.ANSWERED, end, *slot))
+            assert found == expected
 
     play(story())

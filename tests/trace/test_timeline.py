@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from trserve.ipc.baton import Finish
-from trserve.ipc.trace import Event, EventKind, GateReason
+from trserve.ipc.trace import AnswerEnd, Event, EventKind, GateReason
 from trserve.trace.timeline import timeline
 
 START = 7_000_000_000
@@ -89,22 +89,44 @@ def test_an_arrow_without_its_other_end_is_left_out() -> None:
 
 
 def test_gates_and_lives_are_points() -> None:
-    found = of(
-        "i",
-        entries(
-            [
-                event(1, EventKind.ADMITTED, 12, slot=1, gen=2),
-                event(2, EventKind.GATE_OPENED, GateReason.TIMEOUT),
-                event(3, EventKind.FINISHED, Finish.LENGTH, slot=1, gen=2),
-                event(4, EventKind.GATE_OPENED, 99),
-            ]
-        ),
+    found = entries(
+        [
+            event(1, EventKind.ADMITTED, 12, slot=1, gen=2),
+            event(2, EventKind.GATE_OPENED, GateReason.TIMEOUT),
+            event(3, EventKind.FINISHED, Finish.LENGTH, slot=1, gen=2),
+            event(4, EventKind.GATE_OPENED, 99),
+        ]
     )
-    assert [(e["name"], e["args"]) for e in found] == [
+    assert [(e["name"], e["args"]) for e in found if e["ph"] in "iX"] == [
         ("admitted", {"tokens": 12, "slot": 1, "gen": 2}),
         ("gate opened", {"why": "timeout"}),
         ("finished", {"why": "length", "slot": 1, "gen": 2}),
         ("gate opened", {"why": "99"}),
+    ]
+
+
+def test_arrows_join_the_gateway_to_who_takes_a_request_in_and_to_who_ends_it() -> None:
+    request = {"slot": 1, "gen": 2}
+    gateway = [
+        event(1, EventKind.PUBLISHED, 12, **request),
+        event(5, EventKind.FIRST_TOKEN, **request),
+        event(9, EventKind.ANSWERED, AnswerEnd.CLIENT_LEFT, **request),
+    ]
+    first = [event(2, EventKind.ADMITTED, 12, **request)]
+    second = [event(8, EventKind.FINISHED, Finish.STOP, **request)]
+    found = entries(first, second, gateway)
+    arrows = [(e["ph"], e["id"], e["tid"], e["ts"]) for e in found if e["ph"] in "stf"]
+    assert sorted(arrows, key=lambda arrow: arrow[3]) == [
+        ("s", "1.2.in", 2, 0),
+        ("f", "1.2.in", 0, 1),
+        ("s", "1.2.out", 1, 7),
+        ("f", "1.2.out", 2, 8),
+    ]
+    own = [(e["name"], e["args"]) for e in of("X", found) if e["tid"] == 2]
+    assert own == [
+        ("published", {"tokens": 12, **request}),
+        ("first token", request),
+        ("answered", {"why": "client_left", **request}),
     ]
 
 

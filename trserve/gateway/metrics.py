@@ -83,7 +83,7 @@ class Meter:
         arrived_s: when the request was understood (``time.monotonic``).
     """
 
-    __slots__ = ("_arrived_s", "_counts_prompt", "_first_s", "_metrics", "_prompt_tokens", "begun")
+    __slots__ = ("_arrived_s", "_counts_prompt", "_first_s", "_metrics", "_prompt_tokens")
 
     def __init__(
         self, metrics: Metrics, prompt_tokens: int, *, counts_prompt: bool, arrived_s: float
@@ -93,7 +93,6 @@ class Meter:
         self._counts_prompt = counts_prompt
         self._arrived_s = arrived_s
         self._first_s = 0.0
-        self.begun = False
 
     def deadline_ns(self, timeout_s: float | None) -> int:
         """When the request's time is over (``time.monotonic_ns``); 0 for never."""
@@ -108,7 +107,6 @@ class Meter:
 
     def begin(self) -> None:
         """Its first token is there."""
-        self.begun = True
         self._first_s = time.monotonic()
         self._metrics.time_to_first_token.observe(self._first_s - self._arrived_s)
 

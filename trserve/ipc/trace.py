@@ -53,6 +53,9 @@ class EventKind(IntEnum):
     GATE_OPENED = 5  # a GateReason
     ADMITTED = 6  # tokens of the row, at the first contact with a request
     FINISHED = 7  # a Finish
+    PUBLISHED = 8  # the gateway gave a request a slot; tokens of its prompt
+    FIRST_TOKEN = 9  # the gateway gave its client the first of the answer
+    ANSWERED = 10  # it will give it no more; an AnswerEnd
 
 
 class GateReason(IntEnum):
@@ -62,6 +65,16 @@ class GateReason(IntEnum):
     NOBODY_RUNS = 1
     TIMEOUT = 2
     DRAIN = 3
+
+
+class AnswerEnd(IntEnum):
+    """Why a client gets no more of an answer."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    CLIENT_LEFT = 4
 
 
 class Event(NamedTuple):

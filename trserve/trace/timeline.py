@@ -2,6 +2,8 @@
 
 One track a process of the server. Steps are slices with their batch size, handoffs are arrows from
 the worker that sent to the step in which the request goes on, keyed by slot, generation and hop.
+Two more arrows a request join the gateway's track to the workers': from where it was given a slot
+to the worker that took it in, and from the worker that ended it to the end of the client's answer.
 Pure; knows no shared memory and no server.
 """
 
@@ -9,10 +11,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, Final
 
 from trserve.ipc.baton import Finish
-from trserve.ipc.trace import Event, EventKind, GateReason
+from trserve.ipc.trace import AnswerEnd, Event, EventKind, GateReason
 
 Entry = dict[str, Any]
 Anchor = tuple[int, float]
@@ -23,6 +26,15 @@ _HANDOFF: Final = {
     EventKind.HANDOFF_RECEIVED: "receive",
     EventKind.RESUMED: "resume",
 }
+_LIFE: Final = {
+    EventKind.PUBLISHED: ("published", "tokens", "in"),
+    EventKind.ADMITTED: ("admitted", "tokens", "in"),
+    EventKind.FIRST_TOKEN: ("first token", None, None),
+    EventKind.FINISHED: ("finished", Finish, "out"),
+    EventKind.ANSWERED: ("answered", AnswerEnd, "out"),
+}
+"""Name; what the value is (tokens, or a kind of end); which arrow begins or ends there."""
+
 _POINT_US: Final = 0.5
 """Length of the slices that hold an arrow's ends: arrows bind to slices, not to points."""
 
@@ -93,24 +105,28 @@ def _points(
             arrows[f"{event.slot}.{event.gen}.{event.value}"].append((track, at))
             slice_of = {"ph": "X", "name": name, "cat": "handoff", "dur": _POINT_US}
             yield {**slice_of, **where, "args": {**request, "hop": event.value}}
-        elif (point := _instant(event)) is not None:
-            name, args = point
-            yield {"ph": "i", "s": "t", "name": name, "cat": "request", **where} | {
-                "args": {**args, **(request if event.gen else {})}
-            }
+        elif event.kind in _LIFE:
+            name, args, arrow = _life(event)
+            if arrow is not None:
+                arrows[f"{event.slot}.{event.gen}.{arrow}"].append((track, at))
+            slice_of = {"ph": "X", "name": name, "cat": "request", "dur": _POINT_US}
+            yield {**slice_of, **where, "args": {**args, **request}}
+        elif event.kind == EventKind.GATE_OPENED:
+            why = {"why": _name_in(GateReason, event.value)}
+            point = {"ph": "i", "s": "t", "name": "gate opened", "cat": "gate"}
+            yield {**point, **where, "args": why}
 
 
-def _instant(event: Event) -> tuple[str, Entry] | None:
-    if event.kind == EventKind.GATE_OPENED:
-        return "gate opened", {"why": _name_in(GateReason, event.value)}
-    if event.kind == EventKind.ADMITTED:
-        return "admitted", {"tokens": event.value}
-    if event.kind == EventKind.FINISHED:
-        return "finished", {"why": _name_in(Finish, event.value)}
-    return None
+def _life(event: Event) -> tuple[str, Entry, str | None]:
+    name, value, arrow = _LIFE[EventKind(event.kind)]
+    if value is None:
+        return name, {}, arrow
+    if isinstance(value, str):
+        return name, {value: event.value}, arrow
+    return name, {"why": _name_in(value, event.value)}, arrow
 
 
-def _name_in(kinds: type[GateReason] | type[Finish], value: int) -> str:
+def _name_in(kinds: type[IntEnum], value: int) -> str:
     return next((kind.name.lower() for kind in kinds if kind == value), str(value))
 
 
@@ -122,6 +138,7 @@ def _arrows(arrows: Mapping[str, Sequence[Anchor]]) -> Iterator[Entry]:
         last = len(in_order) - 1
         for at, (track, ts) in enumerate(in_order):
             phase = "s" if at == 0 else "f" if at == last else "t"
-            arrow = {"ph": phase, "name": "handoff", "cat": "handoff", "id": key}
+            name = "handoff" if key[-1].isdigit() else "request"
+            arrow = {"ph": phase, "name": name, "cat": name, "id": key}
             bound = {"bp": "e"} if phase == "f" else {}
             yield {**arrow, **bound, "tid": track, "ts": ts}
