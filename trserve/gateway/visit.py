@@ -1,0 +1,90 @@
+"""One HTTP request from its first header to its last byte: who asked, and what came of it.
+
+Kept for the log and for the limits of its key. Knows no routes and no text.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Final
+
+from trserve.gateway.access import Account
+from trserve.gateway.cors import Header
+from trserve.gateway.dispatcher import Job
+from trserve.gateway.generation import Generation
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+CLIENT_LEFT: Final = 499
+_LABEL: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Visit:
+    """One request.
+
+    Attributes:
+        request_id: the client's own label if it is one, else a new id; never a key to anything.
+        account: whose it is, once that is known.
+        status: of the response; None until it has begun.
+        begun_s, ended_s: when the response began and when all was over (``time.monotonic``).
+        prompt_tokens: of all its prompts, each once.
+        usages: of its answers, as responses carry them.
+        reasons: why its answers ended.
+    """
+
+    def __init__(self, scope: MutableMapping[str, Any]) -> None:
+        self.scope = scope
+        self.authorizations: list[bytes] = []
+        self.origin: bytes | None = None
+        label: bytes | None = None
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                self.authorizations.append(value)
+            elif name == b"origin":
+                self.origin = value
+            elif name == b"x-request-id" and label is None and _LABEL.fullmatch(value):
+                label = value
+        self.request_id = label or uuid.uuid4().hex.encode()
+        self.account: Account | None = None
+        self.status: int | None = None
+        self.arrived_s = time.monotonic()
+        self.begun_s = self.ended_s = 0.0
+        self.prompt_tokens = 0
+        self.usages: list[dict[str, Any]] = []
+        self.reasons: list[str] = []
+        self._is_in = False
+
+    def sender(self, send: Send, headers: Sequence[Header]) -> Send:
+        """``send`` with the request's id and ``headers`` on the response."""
+        labels = [(b"x-request-id", self.request_id), *headers]
+
+        async def labelled(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.status, self.begun_s = message["status"], time.monotonic()
+                message["headers"] = [*message["headers"], *labels]
+            await send(message)
+
+        return labelled
+
+    def enter(self, jobs: Sequence[Job]) -> None:
+        """Its prompts are known: RequestError (429) where its key may not have more now."""
+        prompts = {id(job.prompt_ids): len(job.prompt_ids) for job in jobs}
+        tokens = sum(prompts.values())
+        if self.account is not None:
+            self.account.enter(tokens)
+            self._is_in = True
+        self.prompt_tokens += tokens
+
+    def leave(self, generations: Sequence[Generation]) -> None:
+        """Its answers have ended, however they did."""
+        self.usages += [generation.usage() for generation in generations]
+        self.reasons += [generation.end_reason or "abort" for generation in generations]
+        if self._is_in and self.account is not None:
+            self._is_in = False
+            tokens = sum(usage["completion_tokens"] for usage in self.usages)
+            # What got no answer took nothing of its key's tokens.
+            self.account.leave(tokens if generations else -self.prompt_tokens)
