@@ -35,7 +35,7 @@ suite "golden seeds" -rP tests/golden/test_seeds.py
 suite "golden reference and engine" tests/golden tests/engine \
   --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py \
   --ignore tests/golden/test_seeds.py
-suite "black box" tests/blackbox tests/emulated/test_server.py
+suite "black box" tests/blackbox tests/emulated/test_server.py tests/bench
 suite "killed workers" tests/faults/test_worker_kills.py
 suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py
 echo "== all: $((SECONDS - total)) s"
