@@ -1,0 +1,1 @@
+"""Checking a router, and beginning one: ``trserve router``. Importing this costs nothing."""
