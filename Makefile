@@ -8,7 +8,7 @@ SHELL := /bin/bash
 ARGS ?=
 PIP_ARGS ?=
 
-.PHONY: setup serve test test-all lint bench demo-models clean
+.PHONY: setup serve test test-all lint bench demo-models demo-routers clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,9 @@ bench: $(STAMP)
 
 demo-models: $(STAMP)
 	$(BIN)/python -m trserve.demo.train $(ARGS)
+
+demo-routers: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m trserve.training.demo $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,6 +17,8 @@ from trserve import __version__
 from trserve.config import GROUPS, config_from_flags, flag_name
 from trserve.errors import StartupError
 from trserve.planning.options import plan_command
+from trserve.router_check.options import router_command
+from trserve.training.options import train_router_command
 
 
 class _Parsed(click.ParamType[Any]):
@@ -180,4 +182,6 @@ main.add_command(_launch_command("launch"))
 main.add_command(_launch_command("serve", hidden=True))
 main.add_command(_trace_command())
 main.add_command(plan_command())
+main.add_command(router_command())
+main.add_command(train_router_command())
 main.add_command(_keys_command())
