@@ -78,6 +78,8 @@ class StandIn:
         """
         step = self._step(worker)
         self.set_status(worker, WorkerStatus.RESTARTING)
+        for word in ("buffered", "in_step"):  # nobody's gate waits for a step that is over
+            self._slab.workers[worker].set(word, 0)
         for slot, _ in step.poison:
             self._finish(slot, Finish.WORKER_CRASHED)
         for slot, gen in step.requests - step.poison | step.early:

@@ -76,6 +76,19 @@ def test_taking_over_tells_everybody() -> None:
         assert all(silence(bell) for bell in w.memory.bells)
 
 
+def test_nobodys_gate_waits_for_a_step_of_the_dead() -> None:
+    with world(slots=2, thresholds=(1, 2)) as w:
+        for prompt in [1], [2]:
+            w.submit(prompt, limit=8)
+        dead = w.slab.workers[0]
+        dead.set("in_step", 1)
+        dead.set("buffered", 1)
+        waiting = w.workers[1].gate
+        assert waiting.wait_s(1, 1) > 0
+        stand_in(w).take_over(0)
+        assert (dead.get("in_step"), dead.get("buffered")) == (0, 0)
+
+
 def test_what_is_over_is_closed_for_the_dead_and_for_nobody_else() -> None:
     with world(workers=3, router=router_class(hash_route(2, 60))) as w:
         slots = [w.submit([n, 5], limit=30, ignore_eos=True) for n in range(3)]
