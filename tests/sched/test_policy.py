@@ -117,6 +117,16 @@ def test_noisy_measurements_do_not(policy):
     assert not any(policy.measured(4, 0.9 * eager, 0.1 * eager) for _ in range(10))
 
 
+def test_luck_under_eager_is_no_reason(policy):
+    policy.update(known(0.05, 4))
+    for _ in range(3):
+        policy.measured(4, 2.0 * policy.predicted(4).eager_tokens_per_s, 1.0)
+    policy.update(known(0.35, 4))
+    promised = policy.predicted(4)
+    assert promised.vector != (1, 1)
+    assert not any(policy.measured(4, promised.tokens_per_s, 0.1) for _ in range(10))
+
+
 def test_an_overhead_that_eager_has_too_is_no_reason():
     policy = ThresholdPolicy(2, 8)
     # p = 0.05: the row is eager, and measures a tenth below the model.

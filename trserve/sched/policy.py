@@ -48,7 +48,7 @@ _BELOW_EAGER: Final = 3
 
 _STEP: Final = 4 / 3
 
-_FIRST_PAUSE: Final = 40
+_FIRST_PAUSE: Final = 60
 """Updates for which it then stays there: long enough to measure eager execution. Doubles every
 time."""
 
@@ -103,7 +103,7 @@ class ThresholdPolicy:
     def update(self, estimate: Estimate, *, may_solve: bool = True) -> bool:
         """Solve again with what is known now, if that is news; whether ``table`` changed.
 
-        To be called twice a second or so; ``may_solve``: False puts off what can wait.
+        To be called some three times a second; ``may_solve``: False puts off what can wait.
         """
         was_paused, self._paused = self._paused, max(0, self._paused - 1)
         resumes = was_paused == 1
@@ -193,7 +193,8 @@ class ThresholdPolicy:
         if predicted is None or tokens_per_s <= 0:
             return False
         if self.table.row(round(live)) == self._eager:
-            share = tokens_per_s / predicted.eager_tokens_per_s
+            # More than the model promises is chance, or of another system than the one it solved.
+            share = min(1.0, tokens_per_s / predicted.eager_tokens_per_s)
             self._trials += 1
             self._efficiency += (share - self._efficiency) * max(_TRUST_GAINED, 1 / self._trials)
             self._below = 0

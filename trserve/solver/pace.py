@@ -14,7 +14,7 @@ IDLE_AFTER_S: Final = 2.0
 FOLLOW_S: Final = 3.0
 """After a change of routing its first estimates are rough: solve again as they get better."""
 
-_SOLVE_EVERY_S: Final = 0.5
+_SOLVE_EVERY_S: Final = 0.3
 _REFINE_EVERY_S: Final = 2.0
 _SHARE: Final = 20
 """Times that a solution took, until the next one that is only a little more exact."""

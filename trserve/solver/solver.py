@@ -91,7 +91,9 @@ class Solver:
     def _measure(self, look: Look, now_s: float) -> None:
         policy = self._policy
         row = None if policy is None else policy.table.row(look.live)
-        condition = (row,) if look.complete and look.live else None
+        # A measurement of two systems would say nothing of either.
+        same = (row, self._estimator.changes)
+        condition = same if look.complete and look.live else None
         found = self._meter.add(now_s, look.live, look.tokens, condition)
         if found is None or policy is None or not policy.measured(*found):
             return

@@ -1,0 +1,148 @@
+"""The solver by single events, with processes that are none: started, replaced, given up, told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.stack import new_plan
+from tests.launcher.test_workforce import NoProcess
+from trserve.children import Child
+from trserve.ipc.child import ChildArguments
+from trserve.ipc.control import GATEWAY_IDENTITY, SOLVER_IDENTITY, Message, worker_identity
+from trserve.solving import Solving
+
+ROWS = {"4": [1, 3], "8": [1, 5]}
+
+
+@dataclass
+class Scene:
+    """A server's children, and what they were told."""
+
+    children: list[Child]
+    started: list[Child] = field(default_factory=list)
+    sent: list[tuple[str, Message]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    solving: Solving = field(init=False)
+
+    def send(self, identity: str, message: Message) -> None:
+        self.sent.append((identity, message))
+
+    def watch(self, child: Child) -> None:
+        self.started.append(child)
+        self.children.append(child)
+
+    def die(self, now: float, failure: str | None = None) -> None:
+        child = self.children.pop()
+        assert child.identity == SOLVER_IDENTITY
+        child.failure = (failure, 3) if failure else None
+        self.solving.replace(child, now)
+
+    def told(self, kind: str) -> list[tuple[str, Any]]:
+        return [(to, message.get("rows")) for to, message in self.sent if message["type"] == kind]
+
+
+NewScene = Callable[..., Scene]
+BOTH = [worker_identity(0), worker_identity(1)]
+
+
+@pytest.fixture
+def new_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NewScene:
+    def start(identity: str, title: str, module: str, *_: Any) -> Child:
+        assert module == "trserve.solver.main"
+        return Child(identity, title, NoProcess(), -1)
+
+    monkeypatch.setattr(Child, "start", start)
+
+    def make(**changes: Any) -> Scene:
+        names = [GATEWAY_IDENTITY, *BOTH]
+        scene = Scene([Child(name, name, NoProcess(), -1, ready=True) for name in names])
+        scene.solving = Solving(
+            new_plan(tmp_path, router="none", **changes),
+            scene.children,
+            scene,  # type: ignore[arg-type]
+            lambda index: ChildArguments(0, 0, "", 0, (), index),
+            scene.watch,
+            scene.notes.append,
+        )
+        return scene
+
+    return make
+
+
+@pytest.fixture
+def scene(new_scene: NewScene) -> Scene:
+    scene = new_scene()
+    scene.solving.start()
+    return scene
+
+
+def test_it_is_started_only_where_thresholds_follow_the_load(new_scene: NewScene) -> None:
+    for thresholds, count in ((None, 1), ([1, 3], 0)):
+        scene = new_scene(batch_threshold=thresholds)
+        scene.solving.start()
+        assert len(scene.started) == count
+
+
+def test_thresholds_reach_the_workers_and_nobody_else(scene: Scene) -> None:
+    scene.solving.on_thresholds({"type": "thresholds", "rows": ROWS})
+    assert scene.told("thresholds") == [(worker, ROWS) for worker in BOTH]
+    assert all(message["models"] == 2 for _, message in scene.sent)
+
+
+def test_a_worker_that_is_not_ready_is_told_once_it_is(scene: Scene) -> None:
+    scene.children[2].ready = False
+    scene.solving.on_ready(scene.children[1])
+    assert scene.sent == []
+    scene.solving.on_thresholds({"type": "thresholds", "rows": {"4": [1, 2]}})
+    scene.solving.on_thresholds({"type": "thresholds", "rows": ROWS})
+    assert [to for to, _ in scene.sent] == [BOTH[0]] * 2
+    scene.solving.on_ready(scene.children[2])
+    assert scene.told("thresholds")[2:] == [(BOTH[1], ROWS)]
+
+
+def test_a_drain_opens_the_gates_and_those_of_a_worker_that_comes_back(scene: Scene) -> None:
+    scene.solving.drain()
+    scene.solving.on_ready(scene.children[2])
+    assert [to for to, _ in scene.told("drain")] == [*BOTH, BOTH[1]]
+
+
+def test_one_that_dies_is_started_again_after_pauses_that_grow(scene: Scene) -> None:
+    scene.solving.on_thresholds({"type": "thresholds", "rows": ROWS})
+    scene.die(10.0)
+    assert list(scene.solving.due()) == [11.0]
+    scene.solving.tick(10.9)
+    assert len(scene.started) == 1
+    scene.solving.tick(11.0)
+    assert len(scene.started) == 2
+    assert list(scene.solving.due()) == []
+    scene.die(12.0, "no memory")
+    assert list(scene.solving.due()) == [14.0]
+    assert len(scene.notes) == 2
+    assert "SIGKILL" in scene.notes[0] and "no memory" in scene.notes[1]
+    assert len(scene.told("thresholds")) == 2, "those in force stay"
+
+
+def test_the_third_death_within_a_minute_is_the_last(scene: Scene) -> None:
+    scene.solving.on_thresholds({"type": "thresholds", "rows": ROWS})
+    for now in (0.0, 20.0):
+        scene.die(now)
+        scene.solving.tick(now + 10.0)
+    scene.die(59.0)
+    assert list(scene.solving.due()) == []
+    scene.solving.tick(1000.0)
+    scene.solving.start()
+    assert len(scene.started) == 3
+    assert scene.told("thresholds")[2:] == [(worker, {}) for worker in BOTH]
+    assert "third time" in scene.notes[-1] and "--batch-threshold" in scene.notes[-1]
+
+
+def test_deaths_that_lie_far_apart_do_not_add_up(scene: Scene) -> None:
+    for now in range(0, 400, 40):
+        scene.die(float(now))
+        scene.solving.tick(now + 10.0)
+    assert len(scene.started) == 11
