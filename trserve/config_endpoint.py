@@ -62,6 +62,10 @@ class EndpointConfig:
     body_timeout_s: float = option(
         15.0, "Seconds in which 16 KiB more of a body, or its end, must be here, 0: no limit (408)."
     )
+    incremental_streaming_output: bool = option(
+        False,
+        "Events of a /generate stream hold what is new; else each repeats the whole answer.",
+    )
     sse_keep_alive_s: float = option(
         0.0, "Seconds of silence in a stream after which a comment is sent, 0: never."
     )

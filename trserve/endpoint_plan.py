@@ -25,6 +25,7 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     header_timeout_s: float = 15.0
     body_timeout_s: float = 15.0
     sse_keep_alive_s: float = 0.0
+    incremental_streaming_output: bool = False
     metrics_compat: tuple[str, ...] = ()
     log_requests: bool = True
     log_format: str = "text"
@@ -45,6 +46,7 @@ def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
         header_timeout_s=config.header_timeout_s,
         body_timeout_s=config.body_timeout_s,
         sse_keep_alive_s=config.sse_keep_alive_s,
+        incremental_streaming_output=config.incremental_streaming_output,
         metrics_compat=config.metrics_compat,
         log_requests=config.log_requests,
         log_format=config.log_format,

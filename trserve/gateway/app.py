@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from functools import partial
-from urllib.parse import unquote
+from typing import Final
+from urllib.parse import parse_qs, unquote
 
 import orjson
 
@@ -18,6 +19,7 @@ from trserve.gateway.answering import Answering, Wanted
 from trserve.gateway.desk import Desk
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.health import Health
+from trserve.gateway.probe import Probe
 from trserve.gateway.replies import (
     Handler,
     Receive,
@@ -31,9 +33,12 @@ from trserve.gateway.replies import (
 from trserve.gateway.requests import GenerationRequest, parse_chat, parse_completion
 from trserve.gateway.responses import model_body, models_body
 from trserve.gateway.service import Service
+from trserve.gateway.sglang_routes import SglangRoutes
 from trserve.gateway.sinks import Extras, StreamSink, WholeSink
+from trserve.gateway.tokenize_routes import TokenizeRoutes
 
 log = logging.getLogger(__name__)
+REQUESTS: Final = "/v1/trserve/requests/"
 
 
 class Phase(Enum):
@@ -51,6 +56,7 @@ class App:
     Args:
         metrics: makes the body and content type of ``/metrics`` for an ``Accept`` header.
         desk: what every request passes; by default anyone may ask, and nothing is logged.
+        flush: empties the workers' prefix caches; by default there is nobody to ask.
 
     Attributes:
         phase: set by the process's control loop.
@@ -63,6 +69,8 @@ class App:
         health: Health,
         metrics: Callable[[str], tuple[bytes, bytes]],
         desk: Desk | None = None,
+        *,
+        flush: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._service = service
         self._answering = Answering(service, dispatcher)
@@ -80,6 +88,21 @@ class App:
             "/livez": {"GET": self._live},
             "/metrics": {"GET": self._metrics},
             "/version": {"GET": self._version},
+        }
+        self._probe = Probe(service, dispatcher).ask
+        sglang = SglangRoutes(
+            service,
+            self._answering,
+            read=self._body,
+            report=health.report,
+            flush=flush or _no_workers,
+            probe=self._probe,
+            incremental=service.plan.endpoint.incremental_streaming_output,
+        )
+        self._routes |= sglang.table | TokenizeRoutes(service, self._body).table
+        self._prefixes: dict[str, dict[str, Handler]] = {
+            "/v1/models/": {"GET": self._model},
+            REQUESTS: {"GET": self._request},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,9 +129,9 @@ class App:
 
     def _handler(self, scope: Scope) -> Handler:
         path: str = scope["path"]
-        methods = self._routes.get(path)
-        if methods is None and path.startswith("/v1/models/"):
-            methods = {"GET": self._model}
+        methods = self._routes.get(path) or next(
+            (methods for start, methods in self._prefixes.items() if path.startswith(start)), None
+        )
         if methods is None:
             raise RequestError(f"no route {path}", status=404, code="not_found")
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -135,6 +158,10 @@ class App:
         placements.check_model(name)
         await send_json(send, 200, model_body(name, self._created, placements.max_model_len(name)))
 
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        said = self._answering.log.describe(unquote(scope["path"].removeprefix(REQUESTS)))
+        await send_json(send, 200, orjson.dumps(said))
+
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         states, serving = self._service.states, self.phase is Phase.SERVING
         detail = (states.unready if serving else None) or self.phase.value
@@ -142,6 +169,8 @@ class App:
         body = {"status": ("degraded" if states.lost else "ok") if ready else "unavailable"}
         body["detail"] = "; ".join((detail, *states.lost.values()))
         status = 200 if ready else 503
+        if ready and "1" in parse_qs(scope["query_string"].decode("latin-1")).get("deep", ()):
+            await self._probe()
         await send_json(send, status, orjson.dumps(body | self._health.report()))
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -186,3 +215,7 @@ class App:
 def _header(scope: Scope, wanted: bytes) -> str:
     """The values of a header, joined."""
     return ",".join(value.decode("latin-1") for name, value in scope["headers"] if name == wanted)
+
+
+async def _no_workers() -> None:
+    raise RequestError("there is no launcher to ask for that", status=503, code="unavailable")

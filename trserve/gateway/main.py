@@ -11,8 +11,10 @@ import os
 import signal
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
+from trserve import __version__
 from trserve.errors import RequestError, StartupError
 from trserve.ipc.child import (
     ChildArguments,
@@ -27,12 +29,15 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from trserve.gateway.app import App
+    from trserve.gateway.cache_flush import CacheFlush
+    from trserve.gateway.connection import Timeouts
     from trserve.gateway.dispatcher import Dispatcher
     from trserve.gateway.service import Service
     from trserve.ipc.slab import Slab
 
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
+_BEAT_S = 1.0
 
 
 class Gateway:
@@ -47,6 +52,8 @@ class Gateway:
         dispatcher: Dispatcher,
         app: App,
         server_state: ServerState,
+        timeouts: Timeouts,
+        cache_flush: CacheFlush,
     ) -> None:
         self._arguments = arguments
         self._control = control
@@ -56,6 +63,8 @@ class Gateway:
         self._app = app
         self._stopped = asyncio.Event()
         self._server_state = server_state
+        self._timeouts = timeouts
+        self._cache_flush = cache_flush
 
     async def run(self) -> None:
         """Serve until the launcher says stop, or is gone."""
@@ -69,11 +78,17 @@ class Gateway:
         server = await loop.create_server(self._connection_factory(), sock=listener, backlog=4096)
         # What a gateway that died left may be closed already, and no bell will say so again.
         self._dispatcher.on_bell()
+        self._beat()
         self._control.send({"type": "ready"})
         # What arrived before the reader was added raised no edge for it.
         self._on_control()
         await self._stopped.wait()
         server.close()
+
+    def _beat(self) -> None:
+        """Say that this loop is not stuck; the launcher looks."""
+        self._slab.gateway_heartbeat = time.monotonic_ns()
+        asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     def _connection_factory(self) -> Any:
         from uvicorn.config import Config
@@ -93,7 +108,10 @@ class Gateway:
         config.load()
         state = self._server_state
         state.default_headers = [(b"server", b"trserve")]
-        return lambda: Connection(config=config, server_state=state, app_state={})
+        timeouts = self._timeouts
+        return lambda: Connection(
+            config=config, server_state=state, app_state={}, timeouts=timeouts
+        )
 
     # -- control -----------------------------------------------------------------------------
 
@@ -124,7 +142,7 @@ class Gateway:
             self._drain()
         elif kind == "stop":
             self._stopped.set()
-        else:
+        elif not self._cache_flush.on_message(message):
             self._service.states.on_message(message)
 
     def _drain(self) -> None:
@@ -166,9 +184,13 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     from uvicorn.server import ServerState
 
     from trserve.gateway.app import App
+    from trserve.gateway.cache_flush import CacheFlush
+    from trserve.gateway.connection import Timeouts
+    from trserve.gateway.desk import Desk
     from trserve.gateway.dispatcher import Dispatcher
     from trserve.gateway.exposition import Exposition
     from trserve.gateway.health import Health
+    from trserve.gateway.journal import use_format
     from trserve.gateway.service import Service
     from trserve.gateway.slots import SlotTable
     from trserve.ipc.links import open_outbox
@@ -179,11 +201,23 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     slab = Slab(arguments.slab_fd, plan.layout)
     slots = SlotTable(slab, open_outbox(slab, arguments.bells, plan.layout.gateway))
     service = Service(plan, slab)
-    dispatcher = Dispatcher(slab, slots, arguments.bells[-1], service.states.place)
+    endpoint = plan.endpoint
+    use_format(endpoint.log_format)
+    place, most = service.states.place, endpoint.max_queue
+    dispatcher = Dispatcher(slab, slots, arguments.bells[-1], place, most)
     health = Health(plan, slab, dispatcher, service.states)
     exposition = Exposition(service, slab, slots, dispatcher)
-    app = App(service, dispatcher, health, exposition.render)
-    return Gateway(arguments, control, slab, service, dispatcher, app, ServerState())
+    labels = [
+        (b"x-trserve-router", service.router_name.encode()),
+        (b"x-trserve-version", __version__.encode()),
+    ]
+    flush = CacheFlush(len(plan.models), dispatcher, service.states, control.send)
+    desk = Desk(endpoint, labels)
+    app = App(service, dispatcher, health, exposition.render, desk, flush=flush.flush)
+    timeouts = Timeouts(endpoint.header_timeout_s, endpoint.body_timeout_s)
+    return Gateway(
+        arguments, control, slab, service, dispatcher, app, ServerState(), timeouts, flush
+    )
 
 
 async def _serve(arguments: ChildArguments, control: ControlClient) -> None:

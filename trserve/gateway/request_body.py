@@ -101,7 +101,7 @@ class CompletionBody(Body, kw_only=True):
     echo: bool | None = None
 
 
-_B = TypeVar("_B", bound=Body)
+_S = TypeVar("_S", bound=msgspec.Struct)
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
 
@@ -112,8 +112,8 @@ def read_chat_body(body: bytes) -> ChatBody:
     Raises:
         RequestError: not JSON, a wrong type, or something asked for that is not supported.
     """
-    fields = _decode(_chat_decoder, body)
-    _refuse_unsupported(fields, _UNSUPPORTED_CHAT)
+    fields = decode(_chat_decoder, body)
+    _refuse(fields, _UNSUPPORTED_CHAT)
     if fields.tools and fields.tool_choice != "none":
         raise _unsupported("tools", 'leave it out or send "tool_choice": "none"')
     if fields.functions:
@@ -123,12 +123,18 @@ def read_chat_body(body: bytes) -> ChatBody:
 
 def read_completion_body(body: bytes) -> CompletionBody:
     """The members of a body of /v1/completions; raises as :func:`read_chat_body`."""
-    fields = _decode(_completion_decoder, body)
-    _refuse_unsupported(fields, _UNSUPPORTED)
+    fields = decode(_completion_decoder, body)
+    refuse_unsupported(fields)
     return fields
 
 
-def _decode(decoder: msgspec.json.Decoder[_B], body: bytes) -> _B:
+def refuse_unsupported(fields: CompletionBody) -> None:
+    """Raise RequestError if something is asked for that is not supported."""
+    _refuse(fields, _UNSUPPORTED)
+
+
+def decode(decoder: msgspec.json.Decoder[_S], body: bytes) -> _S:
+    """The members of ``body``. Raises RequestError if it is no JSON, or has a wrong type."""
     body = body.removeprefix(codecs.BOM_UTF8)
     if not body.strip():
         raise RequestError("the body is empty; send a JSON object")
@@ -205,7 +211,7 @@ _UNSUPPORTED_CHAT = _UNSUPPORTED | {
 }
 
 
-def _refuse_unsupported(fields: Body, table: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
+def _refuse(fields: Body, table: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
     for name, (changes_nothing, default) in table.items():
         value = getattr(fields, name)
         if value is not None and not changes_nothing(value):

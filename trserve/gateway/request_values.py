@@ -157,13 +157,13 @@ def _logit_bias(given: dict[str, Any]) -> dict[int, float]:
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)]
 
 
-def prompts(value: Any) -> list[str | list[int]]:
+def prompts(value: Any, name: str) -> list[str | list[int]]:
     """All prompts, text or ids: a string, a list of ids, or a list of either of these."""
     if not (isinstance(value, list) and value and isinstance(value[0], str | list)):
-        return [_prompt(value, "prompt")]
+        return [_prompt(value, name)]
     if len(value) > MAX_PROMPTS:
-        raise RequestError(f"prompt may hold at most {MAX_PROMPTS} prompts", param="prompt")
-    return [_prompt(each, f"prompt[{i}]") for i, each in enumerate(value)]
+        raise RequestError(f"{name} may hold at most {MAX_PROMPTS} prompts", param=name)
+    return [_prompt(each, f"{name}[{i}]") for i, each in enumerate(value)]
 
 
 def _prompt(value: Any, where: str) -> str | list[int]:

@@ -126,9 +126,9 @@ def parse_chat(body: bytes, defaults: SamplingDefaults = PLAIN_DEFAULTS) -> Gene
         add_special_tokens=flag(fields.add_special_tokens),
         max_tokens=_chat_max_tokens(fields),
         logprobs=chat_logprobs(fields),
-        **_common(fields, defaults),
+        **common(fields, defaults),
     )
-    return _consistent(request)
+    return check_consistent(request)
 
 
 def parse_completion(body: bytes, defaults: SamplingDefaults = PLAIN_DEFAULTS) -> GenerationRequest:
@@ -139,17 +139,18 @@ def parse_completion(body: bytes, defaults: SamplingDefaults = PLAIN_DEFAULTS) -
     max_tokens = integer("max_tokens", fields.max_tokens, 0 if echo else 1, INT64_MAX)
     request = GenerationRequest(
         kind="completion",
-        prompts=prompts(fields.prompt),
+        prompts=prompts(fields.prompt, "prompt"),
         logprobs=top_logprobs("logprobs", fields.logprobs),
         echo=echo,
         add_special_tokens=flag(fields.add_special_tokens, default=True),
         max_tokens=COMPLETION_MAX_TOKENS if max_tokens is None else max_tokens,
-        **_common(fields, defaults),
+        **common(fields, defaults),
     )
-    return _consistent(request)
+    return check_consistent(request)
 
 
-def _consistent(request: GenerationRequest) -> GenerationRequest:
+def check_consistent(request: GenerationRequest) -> GenerationRequest:
+    """``request``; RequestError if two of its values contradict each other."""
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise RequestError(
             f"min_tokens is greater than max_tokens, which is {request.max_tokens}",
@@ -161,7 +162,7 @@ def _consistent(request: GenerationRequest) -> GenerationRequest:
 # ---- values in range ----
 
 
-def _common(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
+def common(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
     """The members that both routes share, by the names of :class:`GenerationRequest`."""
     extension = fields.trserve or Extension()
     options = fields.stream_options or StreamOptions()

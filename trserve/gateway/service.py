@@ -64,25 +64,29 @@ class Service:
     """What the endpoint offers; made once, from the plan.
 
     Attributes:
+        plan: what the launcher said.
+        tokenizer: that of all models.
         metrics: what is counted of requests.
         states: which models can write.
         placements: which of them a request is for.
         token_names: the texts of single tokens.
+        keep_alive_s: longest silence of a stream; 0 for any.
         router_parameters: what the router takes; known once a worker has loaded it.
         max_prompt_and_output: the longest row that every model can hold.
     """
 
     def __init__(self, plan: ServerPlan, slab: Slab) -> None:
-        self._plan = plan
+        self.plan = plan
         self._slab = slab
-        self._tokenizer = Tokenizer.load(Path(plan.tokenizer_path))
-        self.token_names = TokenNames(self._tokenizer)
+        self.tokenizer = Tokenizer.load(Path(plan.tokenizer_path))
+        self.token_names = TokenNames(self.tokenizer)
         self.model_names = [model.name for model in plan.models]
         self.states = ModelStates(self.model_names)
         self.placements = Placements(plan, self.states)
         self.metrics = Metrics(len(plan.models))
         self.served_names = plan.served_names
         self.router_name = plan.router
+        self.keep_alive_s = plan.endpoint.sse_keep_alive_s
         self.defaults = plan.sampling_defaults
         self.router_parameters: tuple[Parameter, ...] = ()
         self.max_prompt_and_output = min(model.max_model_len for model in plan.models)
@@ -104,7 +108,7 @@ class Service:
         self._check_slots(request.num_choices)
         router = self._router_params(request.router_params)
         jobs: list[Job] = []
-        for prompt in read_prompts(request, self._tokenizer, self._plan.tokenizer_size):
+        for prompt in read_prompts(request, self.tokenizer, self.plan.tokenizer_size):
             seed = secrets.randbits(63) if request.seed is None else request.seed
             for choice in range(request.n):
                 sink = sink_of(len(jobs), prompt)
@@ -121,10 +125,10 @@ class Service:
         self, requests: Sequence[GenerationRequest], sink_of: Callable[[int, Prompt], Sink]
     ) -> list[Job]:
         """:meth:`prepare_all` of requests that share a response, whose choices are numbered on."""
+        self._check_slots(sum(request.num_choices for request in requests))
         jobs: list[Job] = []
         for request in requests:
             jobs += self.prepare_all(request, _from(len(jobs), sink_of))
-        self._check_slots(len(jobs))
         self._check_pages(jobs)
         return jobs
 
@@ -167,11 +171,11 @@ class Service:
     def _tops(self, request: GenerationRequest) -> int | None:
         if request.logprobs is None:
             return None
-        return min(request.logprobs, self._plan.tokenizer_size)
+        return min(request.logprobs, self.plan.tokenizer_size)
 
     def _check_pages(self, jobs: Sequence[Job]) -> None:
         """No more may be asked for than there is when nobody else is here."""
-        layout = self._plan.layout
+        layout = self.plan.layout
         most = max(job.pages for job in jobs)
         if most > layout.pages_per_request or sum(job.pages for job in jobs) > layout.num_pages:
             raise RequestError(
@@ -194,13 +198,11 @@ class Service:
         )
 
     def _detokenizer(self, request: GenerationRequest, context: Sequence[int]) -> Detokenizer:
-        return Detokenizer(
-            self._tokenizer, context, skip_special_tokens=request.skip_special_tokens
-        )
+        return Detokenizer(self.tokenizer, context, skip_special_tokens=request.skip_special_tokens)
 
     def _check_slots(self, wanted: int) -> None:
         """All choices are taken at once, so there must be a slot for each."""
-        slots = self._plan.slots
+        slots = self.plan.slots
         if wanted > slots:
             raise RequestError(
                 f"the request asks for {wanted} choices (n for each prompt); this server holds "
@@ -211,7 +213,7 @@ class Service:
     def _expecting(self, placement: Placement, request: GenerationRequest, room: int) -> list[int]:
         """The models that may compute the prompt early; none if it is scored, or all there is."""
         scored = request.echo and request.logprobs is not None
-        if self._plan.early_prefill == "off" or scored or room < 1:
+        if self.plan.early_prefill == "off" or scored or room < 1:
             return []
         return [
             model for model in self.placements.visits(placement) if model not in self.states.lost
@@ -225,7 +227,7 @@ class Service:
         if _THRESHOLD in values and _THRESHOLD not in names and names:
             values.setdefault(names[0], values[_THRESHOLD])
             del values[_THRESHOLD]
-        if problem := check_values(values, self._plan.router, parameters):
+        if problem := check_values(values, self.plan.router, parameters):
             raise RequestError(problem, param="trserve.router")
         return values
 
@@ -233,7 +235,7 @@ class Service:
         """The longest that the row may get: what every model that it may visit can hold."""
         context = self.max_prompt_and_output
         if placement.pinned:
-            context = self._plan.models[placement.entry].max_model_len
+            context = self.plan.models[placement.entry].max_model_len
         if prompt_tokens >= context:
             raise RequestError(
                 f"the prompt has {prompt_tokens} tokens; the context length is {context} tokens, "
@@ -258,7 +260,7 @@ class Service:
             min_tokens=min(request.min_tokens, max_tokens),
             ignore_eos=request.ignore_eos,
             stop_token_ids=tuple(request.stop_token_ids),
-            eos_token_ids=tuple(self._plan.eos_token_ids),
+            eos_token_ids=tuple(self.plan.eos_token_ids),
             repetition_penalty=request.repetition_penalty,
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
@@ -266,7 +268,7 @@ class Service:
         )
 
     def _check_known(self, param: str, ids: Iterable[int]) -> None:
-        size = self._plan.tokenizer_size
+        size = self.plan.tokenizer_size
         if any(not 0 <= token < size for token in ids):
             raise RequestError(f"{param}: ids are 0 to {size - 1}", param=param)
 

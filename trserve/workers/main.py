@@ -33,6 +33,7 @@ from trserve.sched.table import ThresholdTable
 
 if TYPE_CHECKING:
     from trserve.router_lib.base import BaseRouter
+    from trserve.workers.blocks import BlockPool
     from trserve.workers.gates import Gate
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.recorder import Recorder
@@ -129,7 +130,7 @@ def _create_loop(
         bell=arguments.bells[index],
         rings=receivers(ShmMedium(slab), plan.layout, index),
         control_fd=control.fd,
-        on_control=lambda: _on_control(control, gate),
+        on_control=lambda: _on_control(control, gate, index, pool),
         launcher_fd=arguments.launcher_fd,
         table=table,
         tally=tally,
@@ -161,7 +162,7 @@ def _create_recorder(plan: ServerPlan, index: int) -> Recorder | None:
     return Recorder(Path(plan.record.directory), plan.record.headers[index], plan.max_rows)
 
 
-def _on_control(control: ControlClient, gate: Gate) -> bool:
+def _on_control(control: ControlClient, gate: Gate, index: int, pool: BlockPool) -> bool:
     """Take in all messages; False once the worker is to end."""
     for message in control.receive_all():
         kind = message["type"]
@@ -171,6 +172,9 @@ def _on_control(control: ControlClient, gate: Gate) -> bool:
             gate.use(ThresholdTable.from_rows(message["models"], message["rows"]))
         elif kind == "drain":
             gate.draining = True
+        elif kind == "flush_cache":
+            pool.forget_cached()
+            control.send({"type": "cache_flushed", "number": message["number"], "model": index})
     return True
 
 
