@@ -53,6 +53,11 @@ SAMPLE_EVERY_S: Final = 0.5
 IDLE_TIMEOUT_S: Final = 10.0
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 30.0
+_TITLES: Final = {
+    "trserve.workers.main": "worker",
+    "trserve.gateway.main": "gateway",
+    "trserve.solver.main": "solver",
+}
 _READY: Final = re.compile(r"trserve ready (http://\S+) ")
 
 
@@ -105,14 +110,14 @@ def open_descriptors(pid: int) -> int:
 
 
 def processes(root: int) -> dict[str, int]:
-    """The server's processes, by what they are: launcher, gateway and workers."""
+    """The server's processes, by what they are: launcher, gateway, workers, and a solver."""
     children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
     found = {"launcher": root}
     for pid in map(int, children):
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        title = "worker" if "trserve.workers.main" in words else "gateway"
+        title = next(title for module, title in _TITLES.items() if module in words)
         index = next(word for word in words if word.startswith("--index="))[8:]
-        found[title if title == "gateway" else f"{title} {index}"] = pid
+        found[f"{title} {index}" if title == "worker" else title] = pid
     return found
 
 

@@ -82,7 +82,7 @@ def server() -> Iterator[Server]:
 def test_a_new_one_serves_and_nothing_is_held(server):
     expected = answers(server)
     before = descriptors(server)
-    assert len(before) == 4
+    assert sorted(before) == ["gateway", "launcher", "solver", "worker 0", "worker 1"]
     streams = start_streams(server)
     wait_until(lambda: live(server), lambda count: count == STREAMS, 10.0)
     assert kill_gateway(server) < SERVES_WITHIN_S
@@ -142,6 +142,25 @@ def test_a_worker_that_dies_with_it_is_replaced_too(model):
             with pytest.raises(CUT):
                 list(stream)
         assert wait_until(lambda: ready(server), bool, 15.0)
+        check_all_free(server)
+        assert answers(server) == expected
+        assert server.stop() == 0
+        assert not server.wait_gone()
+
+
+def test_one_that_hangs_is_killed_and_replaced():
+    with Server(["--device", "cpu", "--watchdog-s", "2", "--max-requests", "16"]) as server:
+        expected = answers(server)
+        streams = start_streams(server, count=8)
+        victim = processes(server.pid)["gateway"]
+        os.kill(victim, signal.SIGSTOP)
+        said = "gateway hung for 2 s and was killed; "
+        assert wait_until(lambda: said in server.stderr, bool, 6.0)
+        for stream in streams:
+            with pytest.raises(CUT):
+                list(stream)
+        assert wait_until(lambda: ready(server), bool, 10.0)
+        assert processes(server.pid)["gateway"] != victim
         check_all_free(server)
         assert answers(server) == expected
         assert server.stop() == 0

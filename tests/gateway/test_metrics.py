@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,6 +21,7 @@ from trserve.gateway.metrics import Histogram, Metrics
 from trserve.gateway.process_memory import resident_bytes
 from trserve.gateway.service import Service
 from trserve.ipc.baton import Finish
+from trserve.ipc.estimates import write_matrices, write_numbers
 
 LEAVES = router_class(lambda model, row: len(row) % 2, keeps=lambda model, row: 1)
 
@@ -201,3 +203,55 @@ def test_this_process_has_memory() -> None:
     found = resident_bytes()
     assert found["gateway"] > 1e6
     assert found["launcher"] > 1e5
+
+
+def test_gates_and_routes_are_what_the_workers_did(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        await f.submit(max_tokens=12)
+        f.work(20)
+        moved = {
+            (model, to): f.sample("routed_requests_total", model=model, to=to)
+            for model in ("m0", "m1")
+            for to in ("m0", "m1")
+        }
+        # Twelve tokens, one for each time that a step was over, and every handoff is one of them.
+        assert sum(moved.values()) == 12
+        assert moved["m0", "m1"] + moved["m1", "m0"] == f.sample("handoffs_total") > 0
+        for model, worker in zip(("m0", "m1"), f.w.slab.workers, strict=True):
+            worker.set("gate_threshold", 5)
+            worker.set("gate_nobody_runs", 4)
+            worker.set("gate_timeout", 3)
+            worker.set("gate_drain", 2)
+            worker.set("batch_threshold", 7)
+            counts = [
+                f.sample("gate_openings_total", model=model, reason=reason)
+                for reason in ("threshold", "nobody-runs", "timeout", "drain")
+            ]
+            assert counts == [5, 4, 3, 2]
+            assert f.sample("batch_threshold", model=model) == 7
+
+    run(story, tmp_path, router=LEAVES)
+
+
+def test_the_solvers_report_is_shown(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        assert f.sample("predicted_tokens_per_second") == 0
+        slab = f.w.slab
+        numbers = {"live": 3.5, "predicted_tokens_per_s": 208.0, "eager_tokens_per_s": 187.0}
+        write_numbers(slab, **numbers, measured_tokens_per_s=201.0, solutions=4, changes=1)
+        routing, tokens = np.array([[0.65, 0.35], [1, 0]]), np.array([[1.0, 0], [0.5, 0.25]])
+        write_matrices(slab, routing, tokens, [6.0, 27.9])
+        for name, value in (
+            ("predicted_tokens_per_second", 208),
+            ("eager_predicted_tokens_per_second", 187),
+            ("measured_tokens_per_second", 201),
+            ("live_requests_mean", 3.5),
+            ("solutions_total", 4),
+            ("routing_changes_total", 1),
+        ):
+            assert f.sample(name) == value
+        assert f.sample("routing_probability", model="m0", to="m1") == 0.35
+        assert f.sample("committed_tokens_per_step", model="m1", to="m0") == 0.5
+        assert f.sample("step_latency_seconds", model="m1") == pytest.approx(0.0279)
+
+    run(story, tmp_path)

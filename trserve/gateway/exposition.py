@@ -25,6 +25,7 @@ from trserve import __version__
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.metrics import Histogram
 from trserve.gateway.process_memory import resident_bytes
+from trserve.gateway.scheduling_metrics import scheduling_metrics
 from trserve.gateway.service import Service
 from trserve.gateway.slots import SlotTable
 from trserve.ipc.slab import Slab
@@ -69,7 +70,12 @@ class Exposition(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics, as they are now."""
         return itertools.chain(
-            self._requests(), self._tokens(), self._times(), self._workers(), self._server()
+            self._requests(),
+            self._tokens(),
+            self._times(),
+            self._workers(),
+            scheduling_metrics(self._slab, self._names),
+            self._server(),
         )
 
     # -- requests ----------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from typing import Final
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _INDEX: Final = "--index="
 _WORKERS: Final = "trserve.workers.main"
+_SOLVER: Final = "trserve.solver.main"
 
 
 def resident_bytes() -> dict[str, int]:
-    """Resident bytes by process: ``launcher``, ``gateway``, ``worker-0`` and so on."""
+    """Resident bytes by process: ``launcher``, ``gateway``, ``worker-0`` and so on, ``solver``."""
     found = {}
     for name, pid in _processes():
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended a moment ago
@@ -36,6 +37,8 @@ def _processes() -> Iterator[tuple[str, int]]:
             index = next((word for word in words if word.startswith(_INDEX)), None)
             if index is not None and _WORKERS in words:
                 yield f"worker-{index.removeprefix(_INDEX)}", pid
+            elif _SOLVER in words:
+                yield "solver", pid
 
 
 def _children(pid: int) -> list[int]:

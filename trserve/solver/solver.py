@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from trserve.ipc.estimates import write_matrices, write_numbers
+from trserve.ipc.estimates import read_report, write_matrices, write_numbers
 from trserve.ipc.slab import Slab
 from trserve.sched.estimator import Estimate, Estimator
 from trserve.sched.system import InvalidSystem
@@ -49,6 +49,7 @@ class Solver:
         models = slab.layout.workers
         self._slab = slab
         self._cost_s = cost_s
+        self._before = read_report(slab)  # a predecessor's, whose counts go on
         self._observer = Observer(slab)
         self._estimator = Estimator(models)
         self._meter = Meter()
@@ -170,8 +171,8 @@ class Solver:
             numbers |= {
                 "predicted_tokens_per_s": promised.tokens_per_s if promised else 0.0,
                 "eager_tokens_per_s": promised.eager_tokens_per_s if promised else 0.0,
-                "solutions": self._policy.solutions,
-                "changes": self._estimator.changes,
+                "solutions": self._before.solutions + self._policy.solutions,
+                "changes": self._before.changes + self._estimator.changes,
             }
         write_numbers(self._slab, **numbers)
 
