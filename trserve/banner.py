@@ -72,7 +72,8 @@ def _kernels() -> str:
 
 def _config(plan: ServerPlan) -> str:
     # What a checkpoint decides, or nobody set, says nothing here.
-    left_out = (("threshold", FROM_CHECKPOINT), ("p", FROM_PROFILE), ("q", FROM_PROFILE))
+    left_out = [(name, FROM_CHECKPOINT) for name in ("threshold", "tau", "eta")]
+    left_out += [("p", FROM_PROFILE), ("q", FROM_PROFILE)]
     values = [each for each in plan.router_config.items() if each not in left_out and each[1] != ""]
     if not values:
         return ""

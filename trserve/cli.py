@@ -18,6 +18,7 @@ from trserve.config import GROUPS, config_from_flags, flag_name
 from trserve.errors import StartupError
 from trserve.planning.options import plan_command
 from trserve.router_check.options import router_command
+from trserve.router_convert.options import convert_router_command
 from trserve.training.options import train_router_command
 
 
@@ -183,5 +184,6 @@ main.add_command(_launch_command("serve", hidden=True))
 main.add_command(_trace_command())
 main.add_command(plan_command())
 main.add_command(router_command())
+main.add_command(convert_router_command())
 main.add_command(train_router_command())
 main.add_command(_keys_command())

@@ -45,6 +45,11 @@ class Checkpoint:
         """Names of all tensors."""
         return self._tensors.keys()
 
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """All of them by name, as they are stored."""
+        return self._tensors
+
     def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
         """The shape of ``name``. ConfigError where it is missing or has other ``dimensions``."""
         if name not in self._tensors:

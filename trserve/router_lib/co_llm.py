@@ -8,6 +8,7 @@ stands alone in a file, for a base model that was left as it was. It has no part
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,27 @@ from trserve.router_lib.checkpoints import (
     read_json_object,
     read_pickle,
 )
-from trserve.router_lib.learned import LearnedRouter, Network
+from trserve.router_lib.learned import LearnedRouter, Network, as_threshold
 from trserve.router_lib.registry import CO_LLM_PARAMETERS
 
 DEFER = "<|defer|>"
+TOKEN_ID = "defer_token_id"
+"""Where the JSON beside a vector states which id ``<|defer|>`` has."""
 _HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 """Where a head may be; with tied embeddings there is but the second."""
+
+
+FILE = "deferral.safetensors"
+"""What a folder with the vector alone holds; a folder without it is a model's."""
+
+
+@dataclass(frozen=True)
+class Deferral:
+    """A deferral vector [H], the file that it is from, and the id of its token where it has one."""
+
+    vector: torch.Tensor
+    checkpoint: Checkpoint
+    token_id: int | None = None
 
 
 class CoLLM(LearnedRouter):
@@ -34,11 +50,15 @@ class CoLLM(LearnedRouter):
 
     parameters = CO_LLM_PARAMETERS
     above = True
+    usual = 0.15
 
     def load(self) -> Network:
-        """The deferral vector of the named file or folder."""
-        vector = read_vector(self.checkpoint, self.context.tokenizer_size)
+        """The deferral vector of the named file or folder; the threshold too, unless given."""
+        found = read_deferral(self.checkpoint)
+        check_served(found, self.context.tokenizer_size)
+        vector, checkpoint = found.vector, found.checkpoint
         self.check_hidden_size(len(vector))
+        self.take_threshold(checkpoint, as_threshold(checkpoint, checkpoint.facts.get("threshold")))
         return lambda result: defer_probability(result, vector)
 
 
@@ -47,27 +67,46 @@ def defer_probability(result: StepResult, vector: torch.Tensor) -> torch.Tensor:
     return (result.hidden.float() @ vector).sigmoid_()
 
 
-def read_vector(path: Path, tokenizer_size: int) -> torch.Tensor:
-    """The deferral vector [H] in the file or the model's folder ``path``.
-
-    Raises:
-        ConfigError: there is none, or the served tokenizer knows ``<|defer|>`` as a token, which
-            would then be sampled.
-    """
+def read_deferral(path: Path) -> Deferral:
+    """The deferral vector in the file or the model's folder ``path``. ConfigError without one."""
     if path.is_dir():
-        return _row_of_head(path, tokenizer_size)
+        file = path / FILE
+        return _alone(file) if file.is_file() else _row_of_head(path)
     if path.suffix == ".safetensors":
-        checkpoint = read_checkpoint(path)
-        if len(checkpoint.names) != 1:
-            raise checkpoint.error(f"expected one tensor, found {len(checkpoint.names)}")
-        (name,) = checkpoint.names
-        return _flat(checkpoint, name)
+        return _alone(path)
     content = read_pickle(path)
     if not isinstance(content, torch.Tensor):
         raise ConfigError(
             f"checkpoint {path}: expected one tensor [1, hidden size] or [hidden size]"
         )
-    return _flat(Checkpoint(path, {"vector": content}, {}), "vector")
+    checkpoint = Checkpoint(path, {"vector": content}, {})
+    return Deferral(_flat(checkpoint, "vector"), checkpoint)
+
+
+def read_vector(path: Path, tokenizer_size: int) -> torch.Tensor:
+    """The vector of ``path`` alone, to be served with so many ids. ConfigError as above."""
+    found = read_deferral(path)
+    check_served(found, tokenizer_size)
+    return found.vector
+
+
+def _alone(file: Path) -> Deferral:
+    checkpoint = read_checkpoint(file)
+    if len(checkpoint.names) != 1:
+        raise checkpoint.error(f"expected one tensor, found {len(checkpoint.names)}")
+    (name,) = checkpoint.names
+    token = checkpoint.facts.get(TOKEN_ID)
+    return Deferral(_flat(checkpoint, name), checkpoint, token if isinstance(token, int) else None)
+
+
+def check_served(found: Deferral, tokenizer_size: int) -> None:
+    """ConfigError if the served tokenizer knows the token for deferring: it would be sampled."""
+    if found.token_id is not None and found.token_id < tokenizer_size:
+        raise ConfigError(
+            f"checkpoint {found.checkpoint.path}: {DEFER} is id {found.token_id} of the "
+            f"{tokenizer_size} ids of the served tokenizer, so it could be sampled; serve the base "
+            "model with the other model's tokenizer, which does not have it"
+        )
 
 
 def _flat(checkpoint: Checkpoint, name: str) -> torch.Tensor:
@@ -80,18 +119,12 @@ def _flat(checkpoint: Checkpoint, name: str) -> torch.Tensor:
         return checkpoint.take(name, 1, size)[0]
 
 
-def _row_of_head(folder: Path, tokenizer_size: int) -> torch.Tensor:
+def _row_of_head(folder: Path) -> Deferral:
     row = _defer_id(folder)
-    if row < tokenizer_size:
-        raise ConfigError(
-            f"checkpoint {folder}: {DEFER} is id {row} of the {tokenizer_size} ids of the served "
-            "tokenizer, so it could be sampled; serve the base model with the other model's "
-            "tokenizer, which does not have it"
-        )
     for wanted in _HEADS:
         for checkpoint in _files(folder):
             if wanted in checkpoint:
-                return checkpoint.row(wanted, row)
+                return Deferral(checkpoint.row(wanted, row), checkpoint, row)
     raise ConfigError(f"checkpoint {folder}: no file there holds {' or '.join(_HEADS)}")
 
 

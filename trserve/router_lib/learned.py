@@ -5,10 +5,14 @@ Their signal is one probability per row. Knows no architecture.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
+import msgspec
 import torch
 from safetensors import safe_open
 
@@ -16,9 +20,11 @@ from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.models.aliases import weight_files
 from trserve.models.spec import read_spec
 from trserve.router_lib.base import RouterContext, StepResult
-from trserve.router_lib.registry import MODEL
+from trserve.router_lib.checkpoints import Checkpoint
+from trserve.router_lib.registry import FROM_CHECKPOINT, MODEL
 from trserve.router_lib.threshold import ThresholdRouter
 
+log = logging.getLogger(__name__)
 _EMBEDDING = "model.embed_tokens.weight"
 
 Network = Callable[[StepResult], torch.Tensor]
@@ -26,7 +32,12 @@ Network = Callable[[StepResult], torch.Tensor]
 
 
 class LearnedRouter(ThresholdRouter):
-    """Subclasses define ``load``; parameters include ``checkpoint`` and ``model``."""
+    """Subclasses define ``load``; parameters include ``checkpoint`` and ``model``.
+
+    ``usual``: the published threshold, for checkpoints that state none; None: they must.
+    """
+
+    usual: ClassVar[float | None] = None
 
     def __init__(self, context: RouterContext) -> None:
         super().__init__(context)
@@ -52,6 +63,34 @@ class LearnedRouter(ThresholdRouter):
         """Where the first model lies."""
         return Path(self.context.config[MODEL]).expanduser()
 
+    def take_threshold(self, checkpoint: Checkpoint, stored: float | None) -> None:
+        """Use the threshold that was given, else the ``stored`` one, else the usual one.
+
+        Raises ConfigError where there is none of them.
+        """
+        name = self.parameters[0].name
+        given = self.context.config.get(name, FROM_CHECKPOINT)
+        if given != FROM_CHECKPOINT:
+            if stored is not None and given != stored:
+                log.warning(
+                    "%s: %s %g overrides %g of %s",
+                    type(self).__name__.lower(),
+                    name,
+                    given,
+                    stored,
+                    checkpoint.path,
+                )
+            return
+        chosen = self.usual if stored is None else stored
+        if chosen is None:
+            raise checkpoint.error(f"states no threshold: give --router-config {name}=...")
+        self.context = replace(self.context, config={**self.context.config, name: chosen})
+        first, *others = self.parameters
+        self.parameters = (msgspec.structs.replace(first, default=chosen), *others)
+        if stored is not None:
+            found = type(self).__name__.lower(), name, stored, checkpoint.path
+            log.info("%s: %s %g, as %s states it", *found)
+
     def check_hidden_size(self, size: int) -> None:
         """ConfigError unless the first model's hidden states have ``size`` numbers."""
         own = read_spec(self.model_path).hidden_size
@@ -61,6 +100,15 @@ class LearnedRouter(ThresholdRouter):
                 f"{self.context.models[0]} ({self.model_path}) has {own}; it belongs to another "
                 "model"
             )
+
+
+def as_threshold(checkpoint: Checkpoint, found: object) -> float | None:
+    """A stated threshold, which may be None. ConfigError unless it is a number from 0 to 1."""
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= 1:
+        raise checkpoint.error(f"its threshold is {found!r}, expected a number from 0 to 1")
+    return float(found)
 
 
 def read_token_embedding(path: Path, size: int, hidden: int) -> torch.Tensor:

@@ -128,15 +128,28 @@ R2R_PARAMETERS: Final = (
     *_LEARNED,
 )
 CITER_PARAMETERS: Final = (
-    _probability("tau", "confidence below which the second model writes", 0.95),
+    _probability(
+        "tau",
+        "confidence below which the second model writes (default: the checkpoint's, else 0.95)",
+        FROM_CHECKPOINT,
+    ),
     *_LEARNED,
 )
 CO_LLM_PARAMETERS: Final = (
-    _probability("eta", "probability of deferring above which the second model writes", 0.15),
+    _probability(
+        "eta",
+        "probability of deferring above which the second model writes (default: the checkpoint's, "
+        "else 0.15)",
+        FROM_CHECKPOINT,
+    ),
     *_LEARNED,
 )
 CONFIDENCE_PARAMETERS: Final = (
-    _probability("threshold", "confidence below which the second model writes", 0.7),
+    _probability(
+        "threshold",
+        "confidence below which the second model writes (default: the checkpoint's, else 0.7)",
+        FROM_CHECKPOINT,
+    ),
     *_LEARNED,
     TextParameter(
         "tap",

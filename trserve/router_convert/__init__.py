@@ -1,0 +1,1 @@
+"""``trserve convert-router``: official checkpoints to safetensors and JSON."""
