@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.gateway.stack import ListSink, new_dispatcher, new_job
 from tests.workers.fakes import EOS, World, hash_token, world
 from trserve.errors import RequestError
-from trserve.gateway import dispatcher as module
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.generation import Generation
 from trserve.ipc.trace import AnswerEnd, EventKind, TraceReader
@@ -147,12 +146,10 @@ def test_a_choice_that_is_refused_takes_the_others_back() -> None:
     play(story())
 
 
-def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 2)
-
+def test_the_queue_is_bounded() -> None:
     async def story() -> None:
         with world(slots=1, token=endless) as w:
-            d = new_dispatcher(w)
+            d = Dispatcher(w.slab, w.slots, w.memory.bells[-1], max_waiting=2)
             tasks = [submit(d, w) for _ in range(3)]
             await settle()
             with pytest.raises(RequestError) as refused:

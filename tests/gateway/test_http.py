@@ -18,30 +18,52 @@ import uvloop
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from tests.gateway.stack import new_dispatcher, new_plan
+from tests.gateway.stack import new_plan
 from tests.workers.fakes import World, world
+from trserve.endpoint_plan import EndpointPlan
 from trserve.gateway import answering
 from trserve.gateway.app import App, Phase
-from trserve.gateway.connection import Connection
+from trserve.gateway.connection import Connection, Timeouts
+from trserve.gateway.desk import Desk
+from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.exposition import Exposition
 from trserve.gateway.health import Health
+from trserve.gateway.journal import Journal
 from trserve.gateway.service import Service
 
 LONG_S = 20.0
+PATIENT = Timeouts(0, 0)
+QUIET = EndpointPlan(log_requests=False)
 LETTER_A = 35  # in the byte-level vocabulary: three special tokens, then the printable bytes
 
 
 class Gateway:
     """App, dispatcher and a listening socket over a world."""
 
-    def __init__(self, w: World, folder: Path) -> None:
+    def __init__(
+        self,
+        w: World,
+        folder: Path,
+        endpoint: EndpointPlan = QUIET,
+        timeouts: Timeouts = PATIENT,
+    ) -> None:
         self.w = w
-        plan = new_plan(folder, router="none")
-        self.dispatcher = new_dispatcher(w)
+        self.lines: list[str] = []
+        self.timeouts = timeouts
+        plan = new_plan(folder, router="none", endpoint=endpoint)
+        journal = Journal(
+            wanted=endpoint.log_requests,
+            as_json=endpoint.log_format == "json",
+            write=self.lines.append,
+        )
+        self.dispatcher = Dispatcher(
+            w.slab, w.slots, w.memory.bells[-1], max_waiting=endpoint.max_queue
+        )
         self.service = Service(plan, w.slab)
         health = Health(plan, w.slab, self.dispatcher, self.service.states)
         exposition = Exposition(self.service, w.slab, w.slots, self.dispatcher)
-        self.app = App(self.service, self.dispatcher, health, exposition.render)
+        desk = Desk(endpoint, journal=journal)
+        self.app = App(self.service, self.dispatcher, health, exposition.render, desk)
         self.app.phase = Phase.SERVING
         self.state = ServerState()
 
@@ -51,7 +73,9 @@ class Gateway:
         loop = asyncio.get_running_loop()
         loop.add_reader(self.w.memory.bells[-1], self.dispatcher.on_bell)
         self.server = await loop.create_server(
-            lambda: Connection(config=config, server_state=self.state, app_state={}),
+            lambda: Connection(
+                config=config, server_state=self.state, app_state={}, timeouts=self.timeouts
+            ),
             "127.0.0.1",
             0,
         )
@@ -79,10 +103,17 @@ class Gateway:
         self.w.check_nothing_held()
 
 
-def play(story: Callable[[Gateway], Awaitable[None]], folder: Path, **settings: Any) -> None:
+def play(
+    story: Callable[[Gateway], Awaitable[None]],
+    folder: Path,
+    *,
+    endpoint: EndpointPlan = QUIET,
+    timeouts: Timeouts = PATIENT,
+    **settings: Any,
+) -> None:
     async def run() -> None:
         with world(token=lambda model, row: LETTER_A, **settings) as w:
-            gateway = Gateway(w, folder)
+            gateway = Gateway(w, folder, endpoint, timeouts)
             await gateway.start()
             try:
                 await story(gateway)

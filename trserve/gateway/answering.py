@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from trserve.errors import RequestError
 from trserve.gateway.connection import Connection
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.exchange import Exchange
+from trserve.gateway.keep_alive import KeepAlive
 from trserve.gateway.replies import Scope, Send, send_json
 from trserve.gateway.request_log import RequestLog
 from trserve.gateway.requests import GenerationRequest
@@ -94,9 +96,20 @@ class Answering:
         sink: StreamSink,
         send: Send,
     ) -> None:
-        await exchange.submit(await self._prepare(requests, sink))
-        await sink.begun
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        sink.open()
-        await sink.ended
+        async def begin() -> None:
+            if not sink.opened:
+                start = {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
+                await send(start)
+                sink.open()
+
+        with KeepAlive(sink, self._service.keep_alive_s, begin):
+            try:
+                await exchange.submit(await self._prepare(requests, sink))
+            except RequestError as error:
+                if not sink.opened:
+                    raise
+                sink.fail(error)
+            await sink.begun
+            await begin()
+            await sink.ended
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,17 +1,24 @@
 """uvicorn's HTTP/1.1 protocol with what a streaming server needs besides.
 
-Limits on the size and number of headers, a callback at the moment a client is gone, bytes written
-to the socket without a task in between, and half-closed connections that still get their answer.
-Knows no routes and no requests.
+Limits on the size and number of headers and on how slowly a request may come, a callback at the
+moment a client is gone, bytes written to the socket without a task in between, and half-closed
+connections that still get their answer. Knows no routes and no requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from trserve.errors import RequestError
+from trserve.gateway.responses import error_body
+
+if TYPE_CHECKING:
+    from trserve.gateway.visit import Visit
 
 MAX_HEADERS: Final = 128
 MAX_HEADER_BYTES: Final = 64 * 1024
@@ -19,11 +26,40 @@ STALLED_CLIENT_S: Final = 60.0
 SECOND_PROBE_S: Final = 0.02
 PROBE_EVERY_S: Final = 1.0
 
-_TOO_LARGE: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-length: 0\r\nconnection: close\r\n\r\n"
-)
+LEAST_BODY_BYTES: Final = 16 * 1024
 _PROBE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
+
+
+class Timeouts(NamedTuple):
+    """How slowly a request may come; 0 for no limit.
+
+    ``header_s``: from its first byte, or the connection's beginning, to the end of its headers;
+    ``body_s``: for :data:`LEAST_BODY_BYTES` more of its body, or the body's end.
+    """
+
+    header_s: float = 15.0
+    body_s: float = 15.0
+
+
+def _refusal(status: int, message: str) -> bytes:
+    """A whole response, after which the connection ends."""
+    body = error_body(RequestError(message, status=status))
+    return (
+        b"HTTP/1.1 %d %b\r\nserver: trserve\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\nconnection: close\r\n\r\n%b"
+        % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+    )
+
+
+_MALFORMED: Final = _refusal(400, "this is no valid HTTP request")
+_TOO_LARGE: Final = _refusal(
+    431, f"a request has {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes of them at most"
+)
+_LATE_HEADERS: Final = _refusal(408, "the request's headers took too long")
+_LATE_BODY: Final = _refusal(408, "the request's body took too long")
+
+
+_NO_TIMEOUTS: Final = Timeouts(0, 0)
 
 
 class Connection(HttpToolsProtocol):
@@ -34,15 +70,23 @@ class Connection(HttpToolsProtocol):
         on_drained: called when the client reads again after it was too slow.
         paused: whether the client is too slow to be written to now.
         lost: whether the client is gone.
+        visit: the request that is answered.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, timeouts: Timeouts = _NO_TIMEOUTS, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._timeouts = timeouts
         self.on_lost: Callable[[], None] | None = None
         self.on_drained: Callable[[], None] | None = None
         self.paused = False
         self.lost = False
+        self.visit: Visit | None = None
         self._header_bytes = 0
+        # Headers that are still coming: whether, how much the parser holds, until when.
+        self._in_head, self._has_begun, self._held_bytes = True, False, 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._body_bytes = 0
         self._stalled: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
@@ -66,9 +110,15 @@ class Connection(HttpToolsProtocol):
 
     # -- requests ----------------------------------------------------------------------------
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_head()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_bytes = 0
+        self._has_begun = True
+        self._watch_head()
         self.scope["state"]["connection"] = self
 
     def on_url(self, url: bytes) -> None:
@@ -82,13 +132,95 @@ class Connection(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._header_bytes += size
         too_many = self.headers is not None and len(self.headers) >= MAX_HEADERS
-        if (too_many or self._header_bytes > MAX_HEADER_BYTES) and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+        if too_many or self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(_TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = self._has_begun = False
+        self._held_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        if not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._held_bytes = True, -1
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+        if self.cycle is not None:
+            super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        if not self.transport.is_closing():
-            super().data_received(data)
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if not self._in_head:
+            self._watch_body()
+        elif self._held_bytes < 0:  # the bytes were, at least in part, those of another request
+            self._held_bytes = 0
+        else:
+            # One header that never ends is in the parser's hands, and no callback counts it.
+            self._held_bytes += len(data)
+            if self._held_bytes > MAX_HEADER_BYTES:
+                self._refuse(_TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused, in JSON as every other error."""
+        self._refuse(_MALFORMED)
+
+    def _refuse(self, response: bytes) -> None:
+        """Write ``response`` and close, unless that would cut another one."""
+        if self.transport.is_closing():
+            return
+        if not self._is_answering:
+            self.transport.write(response)
+        self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a response has begun and not ended."""
+        cycle = self.cycle
+        return cycle is not None and cycle.response_started and not cycle.response_complete
+
+    # -- slow requests -----------------------------------------------------------------------
+
+    def _watch_head(self) -> None:
+        if self._head_timer is None and self._timeouts.header_s:
+            self._head_timer = self.loop.call_later(self._timeouts.header_s, self._on_late_head)
+
+    def _on_late_head(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._watch_head()  # it waits behind another request, and nobody reads on
+        elif self._has_begun:
+            self._refuse(_LATE_HEADERS)
+        else:
+            self.transport.close()
+
+    def _watch_body(self) -> None:
+        if self._body_timer is None and self._timeouts.body_s:
+            self._body_bytes = 0
+            self._body_timer = self.loop.call_later(self._timeouts.body_s, self._on_late_body)
+
+    def _on_late_body(self) -> None:
+        self._body_timer = None
+        if self.transport.is_closing():
+            return
+        # Where nobody reads, or another request is answered first, the client is not to blame.
+        if self._body_bytes >= LEAST_BODY_BYTES or self.flow.read_paused or self.pipeline:
+            self._watch_body()
+            return
+        if self.visit is not None and not self.cycle.response_started:
+            self.visit.status = HTTPStatus.REQUEST_TIMEOUT
+        self._refuse(_LATE_BODY)
 
     # -- the client --------------------------------------------------------------------------
 
@@ -118,8 +250,9 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.lost = True
-        if self._stalled is not None:
-            self._stalled.cancel()
+        for timer in (self._stalled, self._head_timer, self._body_timer):
+            if timer is not None:
+                timer.cancel()
         if self.on_lost is not None:
             self.on_lost()
 

@@ -70,15 +70,22 @@ class Dispatcher:
         bell: the gateway's doorbell.
         place: the model that takes the place of a job's ``entry`` at the moment that it gets a
             slot; raises RequestError if none can.
+        max_waiting: requests that may wait for a slot.
     """
 
     def __init__(
-        self, slab: Slab, slots: SlotTable, bell: int, place: Callable[..., int] = _as_asked
+        self,
+        slab: Slab,
+        slots: SlotTable,
+        bell: int,
+        place: Callable[..., int] = _as_asked,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._slab = slab
         self._slots = slots
         self._bell = bell
         self._place = place
+        self._max_waiting = max_waiting
         self._seen = slab.baton_vector.copy()
         self._live: dict[int, Generation] = {}
         self._trace = GatewayTrace(slab)
@@ -185,7 +192,7 @@ class Dispatcher:
         """Return when ``slots`` are free for the caller, who takes them before it awaits again."""
         if not self._waiting and self._slots.num_free - self._granted >= slots:
             return
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= self._max_waiting:
             raise RequestError(
                 f"{len(self._waiting)} requests are waiting already; try again later",
                 status=429,

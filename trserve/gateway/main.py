@@ -103,6 +103,7 @@ class Gateway:
             interface="asgi3",
             log_config=None,
             access_log=False,
+            proxy_headers=False,  # nobody is believed to be a proxy
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         config.load()

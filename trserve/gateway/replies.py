@@ -53,6 +53,8 @@ async def send_error(send: Send, error: RequestError) -> None:
     """A reply that is the error envelope."""
     body = error_body(error)
     headers = [_JSON, (b"content-length", str(len(body)).encode())]
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     if error.retry_after is not None:
         headers.append((b"retry-after", str(error.retry_after).encode()))
     if error.allow is not None:

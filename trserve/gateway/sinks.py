@@ -29,6 +29,7 @@ from trserve.gateway.responses import (
 )
 from trserve.ipc.annotations import Annotation
 
+_COMMENT = b": keep-alive\n\n"
 _NOTHING = (None, b"null")
 _ID_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-"}
 
@@ -239,6 +240,10 @@ class StreamSink:
 
     The events of several choices are interleaved as they come. Until the first of them the
     response has not begun, so that a failure still gets its status.
+
+    Attributes:
+        opened: the response has begun.
+        num_writes: pieces that were written so far.
     """
 
     def __init__(
@@ -249,7 +254,8 @@ class StreamSink:
         self.writer = writer
         self.response_id = _new_id(request)
         self._chunked = chunked
-        self._opened = False
+        self.opened = False
+        self.num_writes = 0
         self._early: list[bytes] = []
         self._choices: list[StreamChoice] = []
         self._open_choices = request.num_choices
@@ -292,8 +298,13 @@ class StreamSink:
         if not self._open_choices:
             self.ended.set_result(None)
 
+    def comment(self) -> None:
+        """A line that no client reads, once the response has begun."""
+        self._write(_COMMENT)
+
     def _write(self, data: bytes) -> None:
-        if not self._opened:
+        self.num_writes += 1
+        if not self.opened:
             self._early.append(data)
         elif self._chunked:
             self.writer.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -302,18 +313,20 @@ class StreamSink:
 
     def open(self) -> None:
         """The response has begun: write what came before, and everything from now on at once."""
-        self._opened = True
+        self.opened = True
         early, self._early = b"".join(self._early), []
         if early:
             self._write(early)
 
     def fail(self, error: RequestError) -> None:
-        """Before the first event: have the waiting task raise. Later: an error event, the end."""
-        if not self.begun.done():
+        """Before the response: have the waiting task raise. Later: an error event, the end."""
+        if not self.begun.done() and not self.opened:
             self.begun.set_exception(error)
         elif not self.ended.done():
             self._write(self._format.error(error) + DONE)
             self.ended.set_result(None)
+            if not self.begun.done():
+                self.begun.set_result(None)
 
 
 def _new_id(request: GenerationRequest) -> str:

@@ -64,7 +64,8 @@ class Visit:
 
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self.status, self.begun_s = message["status"], time.monotonic()
+                self.status = self.status or message["status"]
+                self.begun_s = time.monotonic()
                 message["headers"] = [*message["headers"], *labels]
             await send(message)
 
