@@ -312,8 +312,6 @@ UNSUPPORTED = [
 UNSUPPORTED_CHAT = [
     ("echo", [True]),
     ("chat_template", ["{{ x }}"]),
-    ("continue_final_message", [True]),
-    ("tools", [[{"type": "function"}]]),
     ("functions", [[{"name": "f"}]]),
 ]
 
@@ -368,8 +366,55 @@ def test_logprobs_of_a_completion_that_are_refused(value):
     assert refusal(parse_completion, {"prompt": "x", "logprobs": value}).param == "logprobs"
 
 
-def test_tools_that_may_not_be_used_are_no_request_for_tools():
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def test_tools():
     assert chat(tools=[{"type": "function"}], tool_choice="none") == chat()
+    for choice in (None, "auto"):
+        request = chat(tools=[TOOL], tool_choice=choice)
+        assert request.tools == request.chat_template_kwargs["tools"] == [TOOL]
+    assert chat(tools=[TOOL]).parallel_tool_calls
+    assert not chat(tools=[TOOL], parallel_tool_calls=False).parallel_tool_calls
+
+
+@pytest.mark.parametrize("choice", ["required", "x", 1, {"type": "function"}])
+def test_a_call_that_must_come_is_refused(choice):
+    error = refusal(parse_chat, {"messages": USER, "tools": [TOOL], "tool_choice": choice})
+    assert error.param == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        (1, "tools[0]"),
+        ({"type": "custom"}, "tools[0]"),
+        ({"type": "function"}, "tools[0].function"),
+        ({"type": "function", "function": {"name": 1}}, "tools[0].function"),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": "x"}},
+            "tools[0].function.parameters",
+        ),
+    ],
+)
+def test_tools_that_are_none_are_refused(tool, param):
+    assert refusal(parse_chat, {"messages": USER, "tools": [tool]}).param == param
+
+
+def test_what_becomes_of_reasoning():
+    assert chat().reasoning == "apart"
+    assert chat(separate_reasoning=False).reasoning == "within"
+    assert chat(include_reasoning=False).reasoning == "dropped"
+
+
+def test_the_last_message_may_go_on():
+    request = chat(continue_final_message=True)
+    assert (request.continue_final_message, request.add_generation_prompt) == (True, False)
+    error = refusal(
+        parse_chat,
+        {"messages": USER, "continue_final_message": True, "add_generation_prompt": True},
+    )
+    assert error.param == "continue_final_message"
 
 
 @pytest.mark.parametrize(

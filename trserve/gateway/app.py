@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from functools import partial
 from typing import Final
@@ -19,6 +19,7 @@ from trserve.gateway.answering import Answering, Wanted
 from trserve.gateway.desk import Desk
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.health import Health
+from trserve.gateway.message_sinks import MessageStream, MessageWhole
 from trserve.gateway.probe import Probe
 from trserve.gateway.replies import (
     Handler,
@@ -104,6 +105,10 @@ class App:
             "/v1/models/": {"GET": self._model},
             REQUESTS: {"GET": self._request},
         }
+
+    def add_routes(self, table: Mapping[str, dict[str, Handler]]) -> None:
+        """Answer these paths too, by method."""
+        self._routes |= table
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every failure has an OpenAI error envelope."""
@@ -204,11 +209,21 @@ class App:
         model = request.model_as_sent or self._service.served_names[0]
         logprobs = self._service.logprobs_of(request)
         extras = Extras(request, self._service.model_names, logprobs)
-        wanted = Wanted(
-            [request],
-            lambda: WholeSink(request, extras, model),
-            lambda writer, chunked: StreamSink(request, extras, model, writer, chunked),
-        )
+        parts = self._service.splitters_of(request)
+        if parts is None:
+            wanted = Wanted(
+                [request],
+                lambda: WholeSink(request, extras, model),
+                lambda writer, chunked: StreamSink(request, extras, model, writer, chunked),
+            )
+        else:
+            wanted = Wanted(
+                [request],
+                lambda: MessageWhole(request, extras, model, parts),
+                lambda writer, chunked: MessageStream(
+                    request, extras, model, writer, chunked, parts
+                ),
+            )
         await self._answering.answer(wanted, scope, send)
 
 

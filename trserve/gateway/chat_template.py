@@ -35,6 +35,10 @@ class ChatTemplate:
         source: jinja2 text, or the texts by name (``default``, ``tool_use``, ...).
         variables: what the template sees beside the messages, ``bos_token`` and the like.
 
+    Attributes:
+        takes_tools: whether it shows tools to the model.
+        has_reasoning: whether it knows of ``<think>`` and ``</think>``.
+
     Raises:
         ConfigError: a text is not valid jinja2.
     """
@@ -46,12 +50,15 @@ class ChatTemplate:
         environment = _environment()
         self._templates = {name: _compile(environment, name, texts[name]) for name in texts}
         self._variables = dict(variables or {})
+        self.takes_tools = "tool_use" in texts or any("tools" in text for text in texts.values())
+        self.has_reasoning = any("</think>" in text for text in texts.values())
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of ``messages``.
@@ -59,6 +66,7 @@ class ChatTemplate:
         Args:
             messages: as a request has them, or as :func:`normalize_messages` left them.
             add_generation_prompt: end with the header of the assistant's turn.
+            continue_final_message: end with the content of the last message instead.
             kwargs: further template variables (``enable_thinking``, ``tools``, ``documents``).
 
         Raises:
@@ -71,13 +79,14 @@ class ChatTemplate:
         variables["add_generation_prompt"] = add_generation_prompt
         template = self._select(tools=variables["tools"] is not None)
         try:
-            return template.render(variables)
+            text = template.render(variables)
         except Exception as error:
             # Whatever a template raises (its own refusal, a type error, a range too large, the
             # sandbox) was brought about by these messages and must not be a 500.
             raise RequestError(
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error
+        return _up_to_final(text, variables["messages"][-1]) if continue_final_message else text
 
     def _select(self, *, tools: bool) -> jinja2.Template:
         """With several templates, ``tool_use`` where tools are given, else ``default``."""
@@ -90,6 +99,20 @@ class ChatTemplate:
                 param="messages",
             )
         return self._templates[name]
+
+
+def _up_to_final(text: str, message: Mapping[str, Any]) -> str:
+    """``text`` up to the end of the last message's content, as ``transformers`` cuts it."""
+    content = message.get("content", "")
+    start = text.rfind(content.strip()) if content.strip() else -1
+    if start < 0:
+        raise RequestError(
+            "continue_final_message needs a last message whose content the chat template shows",
+            param="continue_final_message",
+        )
+    whole = content.lstrip()
+    end = start + len(whole if text.startswith(whole, start) else whole.rstrip())
+    return text[:end]
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -23,9 +23,16 @@ def read_prompts(
     """All prompts of ``request``; ids are used as they are. Raises RequestError."""
     if request.messages is None:
         return [_read(each, request, tokenizer, tokenizer_size) for each in request.prompts]
+    if request.tools and not tokenizer.takes_tools:
+        raise RequestError(
+            "the model's chat template shows it no tools; leave them out, or send "
+            '"tool_choice": "none"',
+            param="tools",
+        )
     text = tokenizer.render_chat(
         request.messages,
         add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
         kwargs=request.chat_template_kwargs,
     )
     return [_read(text, request, tokenizer, tokenizer_size)]

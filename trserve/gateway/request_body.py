@@ -86,13 +86,16 @@ class ChatBody(Body, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
     functions: list[Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Number = None
+    continue_final_message: bool | None = None
     # Not supported, as above.
     echo: Any = None
     chat_template: Any = None
-    continue_final_message: Any = None
 
 
 class CompletionBody(Body, kw_only=True):
@@ -114,8 +117,9 @@ def read_chat_body(body: bytes) -> ChatBody:
     """
     fields = decode(_chat_decoder, body)
     _refuse(fields, _UNSUPPORTED_CHAT)
-    if fields.tools and fields.tool_choice != "none":
-        raise _unsupported("tools", 'leave it out or send "tool_choice": "none"')
+    if fields.tools and fields.tool_choice not in (None, "auto", "none"):
+        # To make a model call a tool takes constrained decoding.
+        raise _unsupported("tool_choice", 'send "auto" or "none"')
     if fields.functions:
         raise _unsupported("functions", "leave it out")
     return fields
@@ -207,7 +211,6 @@ _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 _UNSUPPORTED_CHAT = _UNSUPPORTED | {
     "echo": (_is_empty, "false"),
     "chat_template": (_is_empty, "null"),
-    "continue_final_message": (_is_empty, "false"),
 }
 
 

@@ -204,3 +204,21 @@ def chat_logprobs(fields: ChatBody) -> int | None:
     if tops:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     return None
+
+
+def tools(fields: ChatBody) -> list[dict[str, Any]]:
+    """The tools that the model may call; none with ``tool_choice: none``."""
+    if fields.tool_choice == "none":
+        return []
+    for index, tool in enumerate(fields.tools or []):
+        where = f"tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise RequestError(f'{where} must be an object of type "function"', param=where)
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            where += ".function"
+            raise RequestError(f"{where} must be an object with a name", param=where)
+        if not isinstance(function.get("parameters") or {}, dict):
+            where += ".function.parameters"
+            raise RequestError(f"{where} must be an object: a JSON schema", param=where)
+    return fields.tools or []

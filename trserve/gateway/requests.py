@@ -34,6 +34,7 @@ from trserve.gateway.request_values import (
     prompts,
     sampling,
     time_limit,
+    tools,
     top_logprobs,
 )
 from trserve.params import SamplingDefaults
@@ -46,6 +47,8 @@ COMPLETION_MAX_TOKENS = 16
 _FLOAT64_MAX = sys.float_info.max
 
 Kind = Literal["chat", "completion"]
+Reasoning = Literal["apart", "within", "dropped"]
+"""What becomes of a model's reasoning: a member of its own, a part of the content, or nothing."""
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -59,6 +62,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     probability, None for none of it; ``echo`` that the answer begins with the prompt.
     ``router_params`` joins the parameters of ``NAME:threshold=0.3`` and of ``trserve.router``, of
     which the latter win. ``timeout_s``: how many seconds the answer may take, None for any number.
+    ``tools`` are those that may be called; the template shows them to the model.
     ``record`` is no member of a body: what an instance that records keeps. ``rid`` is the client's
     own name of the request, by which it can be aborted.
     """
@@ -73,6 +77,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     echo: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] = []
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning = "apart"
     add_special_tokens: bool = True
     temperature: float = 1.0
     top_p: float = 1.0
@@ -122,7 +130,10 @@ def parse_chat(body: bytes, defaults: SamplingDefaults = PLAIN_DEFAULTS) -> Gene
         kind="chat",
         messages=normalize_messages(fields.messages or []),
         chat_template_kwargs=_template_kwargs(fields),
-        add_generation_prompt=flag(fields.add_generation_prompt, default=True),
+        tools=tools(fields),
+        parallel_tool_calls=flag(fields.parallel_tool_calls, default=True),
+        reasoning=_reasoning(fields),
+        **_ending(fields),
         add_special_tokens=flag(fields.add_special_tokens),
         max_tokens=_chat_max_tokens(fields),
         logprobs=chat_logprobs(fields),
@@ -196,9 +207,29 @@ def _chat_max_tokens(fields: ChatBody) -> int | None:
     return old if new is None else new
 
 
+def _reasoning(fields: ChatBody) -> Reasoning:
+    """SGLang's switch leaves it where it is, vLLM's drops it."""
+    if not flag(fields.include_reasoning, default=True):
+        return "dropped"
+    return "apart" if flag(fields.separate_reasoning, default=True) else "within"
+
+
+def _ending(fields: ChatBody) -> dict[str, Any]:
+    """How the prompt ends: with the header of a new turn, or within the last message."""
+    continues = flag(fields.continue_final_message)
+    if continues and fields.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other; send one",
+            param="continue_final_message",
+        )
+    begins = flag(fields.add_generation_prompt, default=not continues)
+    return {"add_generation_prompt": begins, "continue_final_message": continues}
+
+
 def _template_kwargs(fields: ChatBody) -> dict[str, Any]:
-    documents = {} if fields.documents is None else {"documents": fields.documents}
-    return {**documents, **(fields.chat_template_kwargs or {})}
+    given: dict[str, Any] = {"documents": fields.documents, "tools": tools(fields) or None}
+    given = {name: value for name, value in given.items() if value is not None}
+    return {**given, **(fields.chat_template_kwargs or {})}
 
 
 # ---- model names, router parameters, prompts ----

@@ -15,7 +15,7 @@ import orjson
 from trserve.errors import RequestError
 
 Kind = Literal["chat", "completion"]
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -39,7 +39,7 @@ class StreamFormat:
 
     DONE = DONE
 
-    __slots__ = ("_close", "_end", "_envelope", "_first", "_last", "_next", "_tail")
+    __slots__ = ("_choice", "_close", "_end", "_envelope", "_first", "_last", "_next", "_tail")
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class StreamFormat:
             }
         )
         self._envelope = b"data: " + envelope[:-1]
-        choice = self._envelope + b',"choices":[{"index":%d,' % index
+        self._choice = choice = self._envelope + b',"choices":[{"index":%d,' % index
         if kind == "chat":
             self._first = choice + b'"delta":{"role":"assistant","content":'
             self._next = choice + b'"delta":{"content":'
@@ -103,8 +103,25 @@ class StreamFormat:
         else:
             body = head + _json_string(text) + self._close
         members = _end_members(logprobs, finish_reason, stop_reason, extra)
-        end = self._end if usage is None else b'}],"usage":' + orjson.dumps(usage) + b"}\n\n"
-        return body + members + end
+        return body + members + self._end_with(usage)
+
+    def message(
+        self,
+        delta: Mapping[str, Any],
+        *,
+        finish_reason: FinishReason | None = None,
+        stop_reason: str | int | None = None,
+        extra: bytes | None = None,
+        logprobs: bytes = b"null",
+        usage: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """One event of a chat with any ``delta``; the others as in :meth:`delta`."""
+        members = _end_members(logprobs, finish_reason, stop_reason, extra)
+        body = self._choice + b'"delta":' + orjson.dumps(delta)
+        return body + members + self._end_with(usage)
+
+    def _end_with(self, usage: Mapping[str, Any] | None) -> bytes:
+        return self._end if usage is None else b'}],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
         """The event after the last with ``include_usage``: usage, and no choice."""
@@ -136,13 +153,17 @@ def _end_members(
 
 
 class Choice(NamedTuple):
-    """One whole answer; members as the arguments of :meth:`StreamFormat.delta`."""
+    """One whole answer; members as the arguments of :meth:`StreamFormat.delta`.
+
+    ``message`` is a chat's, where it has more than content.
+    """
 
     text: str
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     extra: bytes | None = None
     logprobs: bytes = b"null"
+    message: Mapping[str, Any] | None = None
 
 
 def chat_response(
@@ -155,7 +176,10 @@ def chat_response(
 ) -> bytes:
     """A whole ``chat.completion``; arguments as those of :class:`StreamFormat`."""
     members = [
-        {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        {
+            "message": choice.message
+            or {"role": "assistant", "content": choice.text, "refusal": None}
+        }
         for choice in choices
     ]
     head = {"id": response_id, "object": "chat.completion", "created": created, "model": model}

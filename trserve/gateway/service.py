@@ -27,6 +27,7 @@ from trserve.gateway.logprobs import (
     Logprobs,
     TokenNames,
 )
+from trserve.gateway.message_parts import PartSplitter, part_splitter
 from trserve.gateway.metrics import Meter, Metrics
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.placement import Placement, Placements
@@ -72,6 +73,7 @@ class Service:
         token_names: the texts of single tokens.
         keep_alive_s: longest silence of a stream; 0 for any.
         router_parameters: what the router takes; known once a worker has loaded it.
+        router_values: the server's values of these at the start.
         max_prompt_and_output: the longest row that every model can hold.
     """
 
@@ -89,11 +91,13 @@ class Service:
         self.keep_alive_s = plan.endpoint.sse_keep_alive_s
         self.defaults = plan.sampling_defaults
         self.router_parameters: tuple[Parameter, ...] = ()
+        self.router_values: dict[str, float | None] = {}
         self.max_prompt_and_output = min(model.max_model_len for model in plan.models)
 
     def set_router_parameters(self, described: list[dict[str, Any]]) -> None:
         """Take over what the entry worker's router says of its parameters."""
         self.router_parameters = tuple(msgspec.convert(described, list[Parameter]))
+        self.router_values = {each["name"]: each.get("value") for each in described}
 
     def prepare_all(
         self, request: GenerationRequest, sink_of: Callable[[int, Prompt], Sink]
@@ -196,6 +200,15 @@ class Service:
             self._detokenizer(request, () if request.echo else prompt.ids),
             prompt.ids if request.echo else (),
         )
+
+    def splitters_of(
+        self, request: GenerationRequest
+    ) -> Callable[[Prompt], PartSplitter | None] | None:
+        """What tells the parts of an answer's message apart, if it may have any but content."""
+        reasons = self.tokenizer.has_reasoning and request.reasoning != "within"
+        if request.kind != "chat" or not (request.tools or reasons):
+            return None
+        return lambda prompt: part_splitter(request, prompt.text, reasons=reasons)
 
     def _detokenizer(self, request: GenerationRequest, context: Sequence[int]) -> Detokenizer:
         return Detokenizer(self.tokenizer, context, skip_special_tokens=request.skip_special_tokens)

@@ -111,6 +111,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        return self._chat_template is not None and self._chat_template.takes_tools
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the chat template knows of a model's reasoning."""
+        return self._chat_template is not None and self._chat_template.has_reasoning
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of ``text``; with ``add_special_tokens``, also those that the model wants around it.
 
@@ -136,6 +146,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Prompt text of a chat, to be encoded *without* special tokens: the template writes them.
@@ -150,7 +161,10 @@ class Tokenizer:
                 param="messages",
             )
         return self._chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, kwargs=kwargs
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=kwargs,
         )
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
