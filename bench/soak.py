@@ -115,7 +115,9 @@ def processes(root: int) -> dict[str, int]:
     found = {"launcher": root}
     for pid in map(int, children):
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        title = next(title for module, title in _TITLES.items() if module in words)
+        title = next((title for module, title in _TITLES.items() if module in words), None)
+        if title is None:
+            continue  # started a moment ago, and not yet what it is to be
         index = next(word for word in words if word.startswith("--index="))[8:]
         found[f"{title} {index}" if title == "worker" else title] = pid
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trserve.errors import StartFailedError
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.process import spawn
 
@@ -78,14 +79,20 @@ class Child:
         arguments: ChildArguments,
         env: Mapping[str, str],
     ) -> Child:
-        """Start ``python -m module`` as a child of this thread, with ``env`` added to ours."""
-        process = spawn(
-            module,
-            arguments.to_argv(),
-            fds=arguments.inherited,
-            env=env,
-        )
-        return cls(identity, title, process, os.pidfd_open(process.pid))
+        """Start ``python -m module`` as a child of this thread, with ``env`` added to ours.
+
+        Raises StartFailedError if the system has no room for it.
+        """
+        try:
+            process = spawn(module, arguments.to_argv(), fds=arguments.inherited, env=env)
+        except OSError as error:
+            raise _start_failed(title, error) from error
+        try:
+            return cls(identity, title, process, os.pidfd_open(process.pid))
+        except OSError as error:
+            process.kill()
+            process.wait(KILL_AFTER_S)
+            raise _start_failed(title, error) from error
 
     @property
     def is_owner(self) -> bool:
@@ -103,6 +110,13 @@ class Child:
         if code is not None and code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
+
+
+def _start_failed(title: str, error: OSError) -> StartFailedError:
+    return StartFailedError(
+        f"{title} cannot be started: {error.strerror} (look at the limits of processes, open files "
+        "and memory)"
+    )
 
 
 class Children:

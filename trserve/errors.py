@@ -81,6 +81,10 @@ class ModelUnavailableError(StartupError):
     exit_code = EXIT_UNAVAILABLE
 
 
+class StartFailedError(StartupError):
+    """The system would not start one of the server's processes (exit code 3)."""
+
+
 class PortInUseError(StartupError):
     """The address is taken (exit code 4)."""
 

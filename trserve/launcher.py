@@ -16,15 +16,16 @@ import msgspec
 from trserve.children import KILL_AFTER_S, Child, Children
 from trserve.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_WORKER_LOST
 from trserve.front import Front
-from trserve.gateway_loss import MOST_DEATHS, GatewayDeaths, cancel_requests
+from trserve.gateway_watch import GatewayWatch
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import GATEWAY_IDENTITY, SOLVER_IDENTITY, ControlServer, Message
 from trserve.ipc.instance import InstanceDirectory
 from trserve.ipc.shared import Shared
 from trserve.lifecycle import ServerEvent, ServerState, advance
 from trserve.plan import ServerPlan
+from trserve.relay import RELAYED, relay
 from trserve.signal_pipe import SignalPipe
-from trserve.solving import Solving
+from trserve.solving import NEWS, Solving
 from trserve.workforce import Workforce
 
 _TICK_S: Final = 1.0
@@ -66,7 +67,7 @@ class Launcher:
         self._solving = Solving(
             plan, self._children, self._control, self._arguments, self._watch, self._note
         )
-        self._gateway_deaths = GatewayDeaths()
+        self._gateway_watch = GatewayWatch(plan, self._shared, self._start_gateway, self._note)
 
     def __enter__(self) -> Launcher:
         self._pipe = SignalPipe()
@@ -87,7 +88,7 @@ class Launcher:
         """Start the children and supervise them to the end; returns the exit code."""
         self._front.show_plan(self._plan)
         self._workforce.start()
-        self._watch(self._front.start(self._arguments(-1)))
+        self._start_gateway()
         while self._state is not ServerState.STOPPED:
             self._turn()
         if self._root_cause:
@@ -101,9 +102,7 @@ class Launcher:
             elif key.fd != self._control.fd:
                 self._on_child_end(key.fd)
         self._receive()
-        if self._replaces:
-            self._solving.tick(time.monotonic())
-        if self._replaces and (cause := self._workforce.tick(time.monotonic())):
+        if self._replaces and (cause := self._tend(time.monotonic())):
             self._root_cause, self._exit_code = cause, EXIT_WORKER_LOST
             self._end_requests()
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -111,6 +110,13 @@ class Launcher:
             self._receive()
         if self._state is ServerState.STOPPING and not len(self._children):
             self._move(ServerEvent.CHILDREN_GONE)
+
+    def _tend(self, now: float) -> str | None:
+        """Do what is due for the children; returns why the server must end, if it must."""
+        self._solving.tick(now)
+        serves = self._state is ServerState.SERVING  # else the drain limit ends one that hangs
+        gateway = self._children.by_identity(GATEWAY_IDENTITY) if serves else None
+        return self._gateway_watch.tick(gateway, now) or self._workforce.tick(now)
 
     def _receive(self) -> None:
         """Take in control messages: after every wake and every send, until none is left.
@@ -155,6 +161,9 @@ class Launcher:
     def _watch(self, child: Child) -> None:
         self._children.add(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ)
+
+    def _start_gateway(self) -> None:
+        self._watch(self._front.start(self._arguments(-1)))
 
     def _forget(self, child: Child) -> None:
         self._selector.unregister(child.pidfd)
@@ -215,24 +224,18 @@ class Launcher:
         """Start another worker for one that was reaped; False if the server must end instead."""
         if not self._replaces:
             return False
-        cause = self._workforce.replace(child, time.monotonic())
-        if cause is not None:
-            self._root_cause, self._exit_code = cause, EXIT_WORKER_LOST
-        return cause is None
+        return self._goes_on(self._workforce.replace(child, time.monotonic()))
 
     def _replace_gateway(self, child: Child) -> bool:
         """Start another gateway for one that was reaped; False if the server must end instead."""
         if self._state is not ServerState.SERVING or child.is_owner:
             return False
-        end = child.failure[0] if child.failure else f"{child.title} {child.describe_end()}"
-        if not self._gateway_deaths.note(time.monotonic()):
-            self._root_cause = f"{end}; {MOST_DEATHS} gateways in a minute are too many"
-            self._exit_code = EXIT_WORKER_LOST
-            return False
-        lost = cancel_requests(self._shared, self._plan.layout)
-        self._watch(self._front.start(self._arguments(-1)))
-        self._front.show_note(f"{end}; {lost} requests are cancelled, a new gateway starts")
-        return True
+        return self._goes_on(self._gateway_watch.replace(child, time.monotonic()))
+
+    def _goes_on(self, cause: str | None) -> bool:
+        if cause is not None:
+            self._root_cause, self._exit_code = cause, EXIT_WORKER_LOST
+        return cause is None
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -251,8 +254,10 @@ class Launcher:
             child.failure = (f"{child.title}: {message['message']}", message["exit_code"])
         elif kind == "ready":
             self._on_ready(child, message)
-        elif kind == "thresholds":
-            self._solving.on_thresholds(message)
+        elif kind in NEWS:
+            self._solving.on_message(message)
+        elif kind in RELAYED:
+            relay(self._control, self._children, child, message)
         elif kind == "serving":
             self._on_serving()
         elif kind == "quit":

@@ -1,4 +1,5 @@
-"""What workers are told of waiting for more requests: the solver's thresholds; in a drain, not to.
+"""What workers are told while they serve: of waiting for more requests, by the solver or the admin;
+not to, in a drain; and other values of the router's parameters.
 
 Starts the solver process once the server serves, replaces it when it dies, gives it up. Nobody
 waits for it: without it the thresholds in force stay. Knows no server states, no slab and nothing
@@ -7,16 +8,19 @@ of how thresholds are found.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from trserve.children import Child
+from trserve.errors import StartFailedError
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import GATEWAY_IDENTITY, SOLVER_IDENTITY, ControlServer, Message
 from trserve.ipc.process import thread_environment
 from trserve.plan import ServerPlan
 
+NEWS: Final = ("thresholds", "routing")
 MOST_DEATHS: Final = 3
 WITHIN_S: Final = 60.0
 FIRST_PAUSE_S: Final = 1.0
@@ -52,6 +56,11 @@ class Solving:
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
         self._start_at: float | None = None
         self._news: dict[str, Message] = {}
+        self._found: Mapping[str, Sequence[int]] = {
+            str(n): list(row) for n, row in plan.thresholds.rows.items()
+        }
+        self._held: Mapping[str, Sequence[int]] | None = None
+        self._router: dict[str, float] = {}
 
     def start(self) -> None:
         """Start it, if there is anything for it to do."""
@@ -59,11 +68,47 @@ class Solving:
         if self._is_wanted:
             env = thread_environment(1)
             arguments = self._arguments(-1)
-            self._watch(Child.start(SOLVER_IDENTITY, "the solver", _MODULE, arguments, env))
+            try:
+                self._watch(Child.start(SOLVER_IDENTITY, "the solver", _MODULE, arguments, env))
+            except StartFailedError as error:
+                self._on_end(str(error), time.monotonic())
+
+    def on_message(self, message: Message) -> None:
+        """One of :data:`NEWS`, from the solver or the gateway."""
+        if message["type"] == "thresholds":
+            self.on_thresholds(message)
+        else:
+            self.on_routing(message)
 
     def on_thresholds(self, message: Message) -> None:
-        """It has found better thresholds."""
-        self._tell(message["rows"])
+        """It has found better thresholds; they wait while the admin holds others."""
+        self._found = message["rows"]
+        if self._held is None:
+            self._tell(self._found)
+
+    def on_routing(self, message: Message) -> None:
+        """The gateway passes on what the admin wants, or asks what holds.
+
+        ``router`` has parameters to change. ``rows`` are thresholds to hold, None for those of
+        the start or the solver; without either key nothing changes.
+        """
+        if router := message.get("router"):
+            self._router.update(router)
+            self._tell_all({"type": "router_config", "values": self._router})
+        if "rows" in message:
+            self._held = message["rows"]
+            self._tell(self._found if self._held is None else self._held)
+        rows = self._found if self._held is None else self._held
+        self._control.send(
+            GATEWAY_IDENTITY,
+            {
+                "type": "routing",
+                "number": message["number"],
+                "router": self._router,
+                "rows": rows,
+                "held": self._held is not None,
+            },
+        )
 
     def _tell(self, rows: Mapping[str, Sequence[int]]) -> None:
         self._tell_all({"type": "thresholds", "models": self._models, "rows": rows})
@@ -85,7 +130,11 @@ class Solving:
 
     def replace(self, child: Child, now: float) -> None:
         """It was reaped: start another one after a pause, or go on without it."""
-        end = child.failure[0] if child.failure else f"{child.title} {child.describe_end()}"
+        self._on_end(
+            child.failure[0] if child.failure else f"{child.title} {child.describe_end()}", now
+        )
+
+    def _on_end(self, end: str, now: float) -> None:
         recent = [at for at in self._deaths if now - at < WITHIN_S]
         self._deaths.append(now)
         if len(recent) + 1 < MOST_DEATHS:
@@ -97,7 +146,7 @@ class Solving:
             f"{end}, the third time within a minute; models wait for nobody from now on "
             "(--batch-threshold gives them fixed thresholds)"
         )
-        self._tell({})
+        self.on_thresholds({"rows": {}})
 
     def due(self) -> Iterable[float]:
         """When :meth:`tick` has something to do that cannot wait for a second."""

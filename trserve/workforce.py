@@ -13,18 +13,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from trserve.children import Child
+from trserve.errors import StartFailedError
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import Message, worker_identity
 from trserve.ipc.process import thread_environment
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab, WorkerStatus
 from trserve.plan import ServerPlan
-from trserve.restarts import WITHIN_S, Verdict, WorkerDeaths
+from trserve.restarts import WITHIN_S, Decision, Verdict, WorkerDeaths
 from trserve.watchdog import Watchdog
 from trserve.worker_loss import StandIn
 
 REAPED_AFTER_S: Final = 10.0
 LOOK_EVERY_S: Final = 1.0
+START_AGAIN_S: Final = 1.0
+"""After a start that the system refused: time in which others may end."""
 _MODULE: Final = "trserve.workers.main"
 
 
@@ -148,10 +151,14 @@ class Workforce:
         )
         if step.poison:
             end += "; a request that did it for the second time is ended"
+        return self._carry_out(decision, worker, end, now) or self._start_due(now)
+
+    def _carry_out(
+        self, decision: Decision, worker: _Worker, end: str, now: float, pause_s: float = 0.0
+    ) -> str | None:
         if decision.verdict is Verdict.RESTART:
             self._note(f"{end}; it is started again")
-            worker.start_at = now + decision.pause_s
-            self._start_due(now)
+            worker.start_at = now + max(decision.pause_s, pause_s)
             return None
         end += f", too often within {WITHIN_S:.0f} s"
         if decision.verdict is Verdict.END_SERVER or not self._others_left(worker):
@@ -181,19 +188,25 @@ class Workforce:
 
     def tick(self, now: float) -> str | None:
         """Do what is due; returns why the server must end, if it must."""
-        self._start_due(now)
-        if now < self._look_at:
-            return None
+        if (cause := self._start_due(now)) or now < self._look_at:
+            return cause
         self._look_at = now + LOOK_EVERY_S
         for worker in self._workers:
             self._look(worker, now)
         stuck = [worker.title for worker in self._workers if worker.overdue(now)]
         return f"{stuck[0]} hung and does not end although it was killed" if stuck else None
 
-    def _start_due(self, now: float) -> None:
+    def _start_due(self, now: float) -> str | None:
         for worker in self._workers:
             if worker.start_at is not None and worker.start_at <= now:
-                self._start(worker)
+                try:
+                    self._start(worker)
+                except StartFailedError as error:
+                    decision = worker.deaths.note(now, loading=True)
+                    cause = self._carry_out(decision, worker, str(error), now, START_AGAIN_S)
+                    if cause is not None:
+                        return cause
+        return None
 
     def _look(self, worker: _Worker, now: float) -> None:
         index = worker.index

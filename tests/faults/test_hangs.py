@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from bench.soak import processes
 from tests.faults.streams import (
     Streams,
     check_equal,
@@ -68,3 +69,10 @@ def test_an_idle_worker_is_no_hung_one() -> None:
         victims = [worker_pid(server, model) for model in range(2)]
         time.sleep(3 * WATCHDOG_S)
         assert [worker_pid(server, model) for model in range(2)] == victims
+
+
+def test_an_idle_gateway_is_no_hung_one() -> None:
+    with Server(["--device", "cpu", "--watchdog-s", f"{WATCHDOG_S}"]) as server:
+        victim = processes(server.pid)["gateway"]
+        time.sleep(3 * WATCHDOG_S)
+        assert processes(server.pid)["gateway"] == victim

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from trserve.children import Child, Children
+from trserve.errors import StartFailedError
+from trserve.ipc.child import ChildArguments
 
 LONG_S = 20.0
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); input()"
@@ -90,3 +94,27 @@ def test_one_that_the_kernel_keeps_is_given_up(
     assert other.process.returncode == -signal.SIGKILL
     stuck.process.communicate()
     other.process.communicate()
+
+
+@pytest.mark.parametrize("call", ["spawn", "pidfd_open"])
+def test_a_start_that_the_system_refuses_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    spawned: list[subprocess.Popen[bytes]] = []
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    def spawn(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        spawned.append(subprocess.Popen([sys.executable, "-c", DEAF], stdin=subprocess.PIPE))
+        return spawned[-1]
+
+    monkeypatch.setattr("trserve.children.spawn", refuse if call == "spawn" else spawn)
+    if call == "pidfd_open":
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    arguments = ChildArguments(0, 0, "", 0, (), 0)
+    with pytest.raises(StartFailedError, match=r"worker 1 .*cannot be started: Resource temp"):
+        Child.start("worker-1", "worker 1 (small)", "no.module", arguments, {})
+    assert [process.returncode for process in spawned] == [-signal.SIGKILL] * len(spawned)
+    for process in spawned:
+        process.communicate()

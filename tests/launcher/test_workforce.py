@@ -13,12 +13,13 @@ import pytest
 
 from tests.gateway.stack import new_plan
 from trserve.children import Child
+from trserve.errors import StartFailedError
 from trserve.ipc.baton import Baton, Finish, SlotState
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import Message
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab, WorkerStatus
-from trserve.workforce import REAPED_AFTER_S, Workforce
+from trserve.workforce import REAPED_AFTER_S, START_AGAIN_S, Workforce
 
 
 class NoProcess:
@@ -204,3 +205,36 @@ def test_one_that_hung_and_was_reaped_is_replaced(scene: Scene) -> None:
     for now in range(8, 40):
         assert scene.look(float(now)) is None, "one that loads may take its time"
     assert scene.process().kills == 0
+
+
+def refuse_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Child:
+        raise StartFailedError("no room")
+
+    monkeypatch.setattr(Child, "start", refuse)
+
+
+def test_starts_that_are_refused_count_and_are_tried_again_after_a_pause(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as refusing:
+        refuse_starts(refusing)
+        assert scene.force.replace(scene.started[1], 0.0) is None
+    assert scene.notes[1] == "no room; it is started again"
+    assert list(scene.force.due()) == [START_AGAIN_S]
+    assert scene.look(START_AGAIN_S) is None
+    assert scene.started[2].identity == scene.started[1].identity
+    refuse_starts(monkeypatch)
+    cause = scene.force.replace(scene.started[2], 2.0)
+    assert cause is not None and "too often" in cause
+
+
+def test_a_worker_that_can_not_be_started_again_is_given_up(
+    new_scene: NewScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = new_scene(on_peer_loss="degrade")
+    refuse_starts(monkeypatch)
+    assert scene.force.replace(scene.started[1], 0.0) is None
+    assert scene.look(START_AGAIN_S) is None
+    assert scene.status() == [WorkerStatus.UP, WorkerStatus.LOST]
+    assert not list(scene.force.due())

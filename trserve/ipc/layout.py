@@ -23,8 +23,10 @@ MAX_TOPS: Final = 20
 MAX_PAGES_PER_REQUEST: Final = 1024  # 16 MiB
 MAX_PAGES: Final = 4096  # 64 MiB, of which what nobody asked for is never touched
 HEADER_WORDS: Final = 8
+GATEWAY_HEARTBEAT_WORD: Final = 6
 EPOCH_WORD: Final = 7
-"""Behind what tells the layout: how many workers were reaped; the launcher's to write."""
+"""Behind what tells the layout: ``time.monotonic_ns`` at the gateway's last sign of life; and how
+many workers were reaped, the launcher's to write."""
 
 DESCRIPTOR_WORDS: Final = 2
 RING_HEADER_WORDS: Final = 3 * LINE // 8  # head, tail and overflow count, a line each

@@ -11,7 +11,7 @@ field                                     writer
 ``params``, ``page_table``
 ``baton``, ``tokens``, ``source``,        the baton holder (the gateway until LIVE and after
 ``extras``, ``sent``, its ``pages``       everyone has closed; the launcher for a reaped worker)
-``cancel``                                gateway
+``cancel``, ``gateway_heartbeat``         gateway
 ``closed[w]``, ``in_step[w]``             worker w (``closed``: the launcher for a reaped worker)
 ``left[w]``                               worker w as the baton holder (the launcher for it; the
                                           gateway before the slot goes LIVE)
@@ -38,6 +38,7 @@ from trserve.ipc.baton import STATE_MASK, STATE_SHIFT, SlotState
 from trserve.ipc.layout import (
     EPOCH_WORD,
     EXTRAS_BYTES,
+    GATEWAY_HEARTBEAT_WORD,
     LINE,
     PAGE_WORDS,
     PARAMS_BYTES,
@@ -174,6 +175,15 @@ class Slab:
     @epoch.setter
     def epoch(self, value: int) -> None:
         self.header[EPOCH_WORD] = value
+
+    @property
+    def gateway_heartbeat(self) -> int:
+        """``time.monotonic_ns`` when the gateway's event loop last came round."""
+        return int(self.header[GATEWAY_HEARTBEAT_WORD])
+
+    @gateway_heartbeat.setter
+    def gateway_heartbeat(self, value: int) -> None:
+        self.header[GATEWAY_HEARTBEAT_WORD] = value
 
     def _check_header(self) -> None:
         found = tuple(self.header[: len(self.layout.header())])
