@@ -142,6 +142,8 @@ def _prompts(fields: GenerateBody) -> tuple[list[str | list[int]], bool]:
     if fields.text is not None:
         return prompts(fields.text, "text"), isinstance(fields.text, str)
     ids = fields.input_ids or []
+    if any(isinstance(each, str) for each in ids):
+        raise RequestError("input_ids holds text; send it as text", param="input_ids")
     return prompts(ids, "input_ids"), not (ids and isinstance(ids[0], list))
 
 

@@ -84,9 +84,12 @@ class Shown:
             self._reason = self._finish(delta)
 
     def _add_prompt(self, annotations: Sequence[Annotation]) -> None:
-        """The prompt's tokens from the position asked for; the very first follows nothing."""
+        """The prompt's tokens from the position asked for; the very first follows nothing.
+
+        An abort may leave the end of the prompt without any.
+        """
         self._input = []
-        for position in range(self._ask.start, len(self._prompt_ids)):
+        for position in range(self._ask.start, len(annotations) + 1):
             token = self._prompt_ids[position]
             annotation = annotations[position - 1] if position else None
             self._input.append(self._entry(annotation and annotation.logprob, token))
