@@ -146,3 +146,45 @@ def test_deaths_that_lie_far_apart_do_not_add_up(scene: Scene) -> None:
         scene.die(float(now))
         scene.solving.tick(now + 10.0)
     assert len(scene.started) == 11
+
+
+def ask(scene: Scene, **change: Any) -> Message:
+    """What the gateway is answered."""
+    scene.solving.on_message({"type": "routing", "number": 7, **change})
+    to, answer = scene.sent.pop()
+    assert (to, answer["type"], answer["number"]) == (GATEWAY_IDENTITY, "routing", 7)
+    return answer
+
+
+def test_thresholds_that_the_admin_holds_stay_until_they_are_let_go(scene: Scene) -> None:
+    held = {"2": [1, 2]}
+    scene.solving.on_message({"type": "thresholds", "rows": {"4": [1, 2]}})
+    answer = ask(scene, rows=held)
+    assert (answer["rows"], answer["held"]) == (held, True)
+    assert scene.told("thresholds")[2:] == [(worker, held) for worker in BOTH]
+    scene.solving.on_message({"type": "thresholds", "rows": ROWS})
+    assert len(scene.told("thresholds")) == 4, "the solver's wait"
+    scene.solving.on_ready(scene.children[2])
+    assert scene.told("thresholds")[4:] == [(BOTH[1], held)]
+    answer = ask(scene, rows=None)
+    assert (answer["rows"], answer["held"]) == (ROWS, False)
+    assert scene.told("thresholds")[5:] == [(worker, ROWS) for worker in BOTH]
+
+
+def test_fixed_thresholds_come_back_when_the_admin_lets_go(new_scene: NewScene) -> None:
+    scene = new_scene(batch_threshold=[1, 2])
+    start = ask(scene)["rows"]
+    assert start == {"1": [1, 1], "2": [1, 2]} and scene.sent == []
+    ask(scene, rows={"3": [1, 3]})
+    assert ask(scene, rows=None)["rows"] == start
+    assert scene.told("thresholds")[-1] == (BOTH[1], start)
+
+
+def test_router_parameters_add_up_and_reach_a_worker_that_comes_back(scene: Scene) -> None:
+    assert ask(scene)["router"] == {}
+    ask(scene, router={"tau": 0.5})
+    assert ask(scene, router={"p": 1.0})["router"] == {"tau": 0.5, "p": 1.0}
+    scene.solving.on_ready(scene.children[2])
+    told = [(to, m["values"]) for to, m in scene.sent if m["type"] == "router_config"]
+    assert told[-1] == (BOTH[1], {"tau": 0.5, "p": 1.0})
+    assert [to for to, _ in told] == [*BOTH, *BOTH, BOTH[1]]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trserve.gateway.cache_flush import CacheFlush
     from trserve.gateway.connection import Timeouts
     from trserve.gateway.dispatcher import Dispatcher
+    from trserve.gateway.routing_admin import RoutingAdmin
     from trserve.gateway.service import Service
     from trserve.ipc.slab import Slab
 
@@ -54,6 +55,7 @@ class Gateway:
         server_state: ServerState,
         timeouts: Timeouts,
         cache_flush: CacheFlush,
+        admin: RoutingAdmin,
     ) -> None:
         self._arguments = arguments
         self._control = control
@@ -65,6 +67,8 @@ class Gateway:
         self._server_state = server_state
         self._timeouts = timeouts
         self._cache_flush = cache_flush
+        self._admin = admin
+        admin.ask = self._ask
 
     async def run(self) -> None:
         """Serve until the launcher says stop, or is gone."""
@@ -116,6 +120,11 @@ class Gateway:
 
     # -- control -----------------------------------------------------------------------------
 
+    def _ask(self, message: Message) -> None:
+        """Send to the launcher; what arrived meanwhile may raise no edge of its own."""
+        self._control.send(message)
+        asyncio.get_running_loop().call_soon(self._on_control)
+
     def _on_control(self) -> None:
         # Until none is left: answering a message is a send, which can swallow the next edge.
         while messages := self._control.receive_all():
@@ -143,7 +152,7 @@ class Gateway:
             self._drain()
         elif kind == "stop":
             self._stopped.set()
-        elif not self._cache_flush.on_message(message):
+        elif not (self._cache_flush.on_message(message) or self._admin.on_message(message)):
             self._service.states.on_message(message)
 
     def _drain(self) -> None:
@@ -192,6 +201,7 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     from trserve.gateway.exposition import Exposition
     from trserve.gateway.health import Health
     from trserve.gateway.journal import use_format
+    from trserve.gateway.routing_admin import RoutingAdmin
     from trserve.gateway.service import Service
     from trserve.gateway.slots import SlotTable
     from trserve.ipc.links import open_outbox
@@ -215,9 +225,11 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     flush = CacheFlush(len(plan.models), dispatcher, service.states, control.send)
     desk = Desk(endpoint, labels)
     app = App(service, dispatcher, health, exposition.render, desk, flush=flush.flush)
+    admin = RoutingAdmin(plan, service)
+    app.add_routes(admin.table)
     timeouts = Timeouts(endpoint.header_timeout_s, endpoint.body_timeout_s)
     return Gateway(
-        arguments, control, slab, service, dispatcher, app, ServerState(), timeouts, flush
+        arguments, control, slab, service, dispatcher, app, ServerState(), timeouts, flush, admin
     )
 
 

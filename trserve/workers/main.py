@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from trserve.workers.gates import Gate
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.recorder import Recorder
+    from trserve.workers.routing import Routing
     from trserve.workers.runner import Runner
+    from trserve.workers.table import RequestTable
 
 log = logging.getLogger(__name__)
 _PROGRESS_EVERY_S = 0.5
@@ -130,7 +132,7 @@ def _create_loop(
         bell=arguments.bells[index],
         rings=receivers(ShmMedium(slab), plan.layout, index),
         control_fd=control.fd,
-        on_control=lambda: _on_control(control, gate, index, pool),
+        on_control=lambda: _on_control(control, gate, index, pool, routing, table),
         launcher_fd=arguments.launcher_fd,
         table=table,
         tally=tally,
@@ -162,7 +164,14 @@ def _create_recorder(plan: ServerPlan, index: int) -> Recorder | None:
     return Recorder(Path(plan.record.directory), plan.record.headers[index], plan.max_rows)
 
 
-def _on_control(control: ControlClient, gate: Gate, index: int, pool: BlockPool) -> bool:
+def _on_control(
+    control: ControlClient,
+    gate: Gate,
+    index: int,
+    pool: BlockPool,
+    routing: Routing,
+    table: RequestTable,
+) -> bool:
     """Take in all messages; False once the worker is to end."""
     for message in control.receive_all():
         kind = message["type"]
@@ -172,6 +181,9 @@ def _on_control(control: ControlClient, gate: Gate, index: int, pool: BlockPool)
             gate.use(ThresholdTable.from_rows(message["models"], message["rows"]))
         elif kind == "drain":
             gate.draining = True
+        elif kind == "router_config":
+            routing.configure(message["values"])
+            table.version += 1  # rows that are kept from step to step hold the old values
         elif kind == "flush_cache":
             pool.forget_cached()
             control.send({"type": "cache_flushed", "number": message["number"], "model": index})

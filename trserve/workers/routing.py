@@ -69,11 +69,21 @@ class Routing:
         self.asks_on_arrival = self._calls_receive or self.asks_admit
 
     def describe(self) -> list[dict[str, object]]:
-        """The router's parameters as the control plane carries them; JSON has no infinity."""
+        """The router's parameters as the control plane carries them; JSON has no infinity.
+
+        ``value`` is the server's own at the moment.
+        """
+        config = self.router.context.config
         return [
             {name: value for name, value in asdict(parameter).items() if value not in _INFINITE}
+            | {"value": config[parameter.name]}
             for parameter in self.router.parameters
         ]
+
+    def configure(self, values: Mapping[str, float]) -> None:
+        """Other values of the server's, from the next step on; a request's own still win."""
+        context = self.router.context
+        self.router.context = replace(context, config={**context.config, **values})
 
     def parameter_tensors(self, requests: Sequence[Request]) -> dict[str, torch.Tensor]:
         """float32 [B] by parameter name: the server's value, or the request's own."""

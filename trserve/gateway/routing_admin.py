@@ -1,0 +1,228 @@
+"""``/v1/trserve/routing``: what routing is set to, and changes of it while the server runs.
+
+The launcher holds what is in force and tells the workers; this asks it, checks what an
+administrator wants beforehand, and leaves one line in the log for each change. Knows no keys: who
+may come here is decided at the front desk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from trserve.errors import RequestError
+from trserve.gateway.replies import Handler, Receive, Scope, Send, read_body, send_json
+from trserve.gateway.service import Service
+from trserve.ipc.control import Message
+from trserve.plan import ServerPlan
+from trserve.router_lib.parameters import check_values
+from trserve.sched.table import ThresholdTable
+
+log = logging.getLogger(__name__)
+PATH: Final = "/v1/trserve/routing"
+ANSWER_WITHIN_S: Final = 5.0
+AUTO: Final = "auto"
+_ROUTER: Final = "router"
+_THRESHOLD: Final = "batch_threshold"
+
+_MOST_ROWS: Final = 4
+
+Rows = dict[str, list[int]]
+
+
+def _nobody(message: Message) -> None:
+    """There is no launcher."""
+
+
+class RoutingAdmin:
+    """The route.
+
+    Attributes:
+        ask: sends a control message to the launcher, which answers it with one of its type.
+    """
+
+    def __init__(self, plan: ServerPlan, service: Service) -> None:
+        self._plan = plan
+        self._service = service
+        self.ask: Callable[[Message], None] = _nobody
+        self._numbers = itertools.count()
+        self._open: dict[int, asyncio.Future[Message]] = {}
+        # One change after the other, so that each line of the log says what it changed.
+        self._turn = asyncio.Lock()
+
+    @property
+    def table(self) -> dict[str, dict[str, Handler]]:
+        """The route and its methods."""
+        return {PATH: {"GET": self._show, "POST": self._change}}
+
+    def on_message(self, message: Message) -> bool:
+        """Take in an answer of the launcher's; False where it is none."""
+        if message["type"] != "routing":
+            return False
+        waiting = self._open.pop(message["number"], None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+        return True
+
+    async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._turn:
+            state = await self._exchange({})
+        await send_json(send, 200, orjson.dumps(self._body(state)))
+
+    async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
+        change = self._checked(await read_body(receive))
+        async with self._turn:
+            before = await self._exchange({})
+            after = await self._exchange(change)
+        lines = self._differences(before, after, change)
+        visit = scope["state"]["connection"].visit
+        who = "nobody" if visit.account is None else visit.account.name
+        log.info(
+            "routing changed by %s, request %s: %s",
+            who,
+            visit.request_id.decode(),
+            "; ".join(lines) or "nothing",
+        )
+        await send_json(send, 200, orjson.dumps(self._body(after)))
+
+    async def _exchange(self, change: Mapping[str, Any]) -> Message:
+        """Tell the launcher; RequestError (503) if it does not answer."""
+        number = next(self._numbers)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._open[number] = answer
+        self.ask({"type": "routing", "number": number, **change})
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await answer
+        except TimeoutError:
+            raise RequestError(
+                "the launcher does not answer; what was asked for may still come into force",
+                status=503,
+                code="no_answer",
+                retry_after=1,
+            ) from None
+        finally:
+            self._open.pop(number, None)
+
+    # -- what is wanted ----------------------------------------------------------------------
+
+    def _checked(self, raw: bytes) -> dict[str, Any]:
+        """The change that a body asks for, as the launcher takes it. RequestError (400)."""
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise RequestError(f"the body is no JSON: {error}") from None
+        if not isinstance(body, dict) or not body or not set(body) <= {_ROUTER, _THRESHOLD}:
+            raise RequestError(
+                f"the body is an object with {_ROUTER!r}, {_THRESHOLD!r} or both", param=None
+            )
+        change: dict[str, Any] = {}
+        if _ROUTER in body:
+            change["router"] = self._router_values(body[_ROUTER])
+        if _THRESHOLD in body:
+            change["rows"] = self._rows(body[_THRESHOLD])
+        return change
+
+    def _router_values(self, given: object) -> dict[str, float]:
+        """Numbers by name; null stands for the value that the server began with."""
+        if not isinstance(given, dict):
+            raise RequestError("router is an object of numbers by name", param=_ROUTER)
+        known = [each for each in self._service.router_parameters if each.per_request]
+        values = {
+            name: self._service.router_values.get(name) if value is None else value
+            for name, value in given.items()
+        }
+        if problem := check_values(values, self._plan.router, known):
+            raise RequestError(problem, param=_ROUTER)
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    def _rows(self, given: object) -> Rows | None:
+        """Rows of thresholds by the number of live requests; None for those of the start."""
+        if given == AUTO:
+            return None
+        models = len(self._plan.models)
+        most = min(self._plan.max_rows, self._plan.slots)
+        by_number = given if isinstance(given, dict) else {}
+        lists = list(by_number.values()) or [given]
+        for row in lists:
+            if not _is_vector(row, models, most) or not all(map(str.isdecimal, by_number)):
+                raise RequestError(
+                    f"batch_threshold is {AUTO!r}, or {models} whole numbers from 1 to {most}, one "
+                    "a model, or an object of such lists by the number of live requests",
+                    param=_THRESHOLD,
+                )
+        try:
+            if by_number:
+                table = ThresholdTable.from_rows(models, by_number)
+            else:
+                table = ThresholdTable.fixed(lists[0])
+        except ValueError as error:
+            raise RequestError(f"batch_threshold: {error}", param=_THRESHOLD) from None
+        return {str(n): list(row) for n, row in table.rows.items()}
+
+    # -- what is told ------------------------------------------------------------------------
+
+    def _body(self, state: Message) -> dict[str, Any]:
+        """What holds, and what may be given."""
+        values = self._values(state)
+        return {
+            "router": {
+                "name": self._plan.router,
+                "parameters": {
+                    each.name: {
+                        "value": values.get(each.name),
+                        "started_with": self._service.router_values.get(each.name),
+                        "help": each.help,
+                    }
+                    for each in self._service.router_parameters
+                    if each.per_request
+                },
+            },
+            _THRESHOLD: {
+                "source": self._source(state),
+                "models": self._service.model_names,
+                "rows": state["rows"],
+            },
+        }
+
+    def _values(self, state: Message) -> dict[str, float | None]:
+        return {**self._service.router_values, **state["router"]}
+
+    def _source(self, state: Message) -> str:
+        """Whose the thresholds are: an administrator's, the command line's or the solver's."""
+        if state["held"]:
+            return "admin"
+        return AUTO if self._plan.batch_threshold is None else "start"
+
+    def _differences(
+        self, before: Message, after: Message, change: Mapping[str, Any]
+    ) -> Sequence[str]:
+        old, new = self._values(before), self._values(after)
+        lines = [f"{name} from {old[name]:g} to {new[name]:g}" for name in change.get("router", ())]
+        if "rows" in change:
+            lines.append(
+                f"batch thresholds from {self._source(before)} {_short(before['rows'])} "
+                f"to {self._source(after)} {_short(after['rows'])}"
+            )
+        return lines
+
+
+def _is_vector(row: object, models: int, most: int) -> bool:
+    return (
+        isinstance(row, list)
+        and len(row) == models
+        and all(type(each) is int and 1 <= each <= most for each in row)
+    )
+
+
+def _short(rows: Mapping[str, Sequence[int]]) -> str:
+    """``8:1/3`` by the number of live requests; the last rows say the most."""
+    parts = [f"{n}:{'/'.join(map(str, row))}" for n, row in rows.items()]
+    if len(parts) > _MOST_ROWS:
+        parts = ["...", *parts[-_MOST_ROWS:]]
+    return ",".join(parts) or "eager"
