@@ -44,6 +44,14 @@ def test_a_change_is_followed_at_once():
     assert not pace.may_solve(11.0 + FOLLOW_S, urgent=False)
 
 
+def test_a_mixture_of_before_and_after_is_waited_out_for_a_second():
+    pace = SolvePace()
+    pace.follow(10.0)
+    assert not pace.may_solve(10.5, urgent=True, settled=False)
+    assert pace.may_solve(10.5, urgent=True)
+    assert pace.may_solve(11.1, urgent=True, settled=False)
+
+
 def test_the_peak_holds_for_five_seconds_and_not_for_fifteen():
     peak = Peak()
     assert peak.add(0.0, 16) == 16

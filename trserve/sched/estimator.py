@@ -109,7 +109,12 @@ class _Row:
     @property
     def best(self) -> _Window:
         """The long window, but for the first decisions after a change."""
-        return self._long if self._long.decisions >= MIN_DECISIONS else self._short
+        return self._long if self.settled else self._short
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough decisions have come since the last change; or there was none."""
+        return not self.changes or self._long.decisions >= MIN_DECISIONS
 
     def _has_changed(self) -> bool:
         short, long = self._short, self._long
@@ -161,12 +166,14 @@ class Estimate:
         decisions: [M] by how many independent decisions row i of P is known.
         live: N, averaged over about a second.
         changes: how often a row of P was found to have changed.
+        settled: whether all that is said is from after the last change.
     """
 
     system: System
     decisions: tuple[float, ...]
     live: float
     changes: int
+    settled: bool = True
 
     def leave_error(self, model: int) -> float:
         """The standard error of the probability that a step leaves ``model``."""
@@ -245,6 +252,7 @@ class Estimator:
             tuple(row.best.decisions for row in self._rows),
             self._live,
             self.changes,
+            all(row.settled for row in self._rows),
         )
 
     def _matrix(self, what: str) -> Matrix:

@@ -47,6 +47,8 @@ _BELOW_EAGER: Final = 3
 """Measurements in a row that send the table back to eager."""
 
 _STEP: Final = 4 / 3
+_CLOSE: Final = 7 / 8
+"""Of the present N: between them its row is not worth another one's time."""
 
 _FIRST_PAUSE: Final = 60
 """Updates for which it then stays there: long enough to measure eager execution. Doubles every
@@ -135,7 +137,8 @@ class ThresholdPolicy:
         count = _SMALL_COUNTS[-1]
         while count < live:
             count = round(count * _STEP)
-            grid.add(count)
+            if not live * _CLOSE < count < live:
+                grid.add(count)
         return sorted(count for count in grid if 1 <= count <= self._most)
 
     def _row(

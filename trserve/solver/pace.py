@@ -15,6 +15,7 @@ FOLLOW_S: Final = 3.0
 """After a change of routing its first estimates are rough: solve again as they get better."""
 
 _SOLVE_EVERY_S: Final = 0.3
+_SETTLES_WITHIN_S: Final = 1.0
 _REFINE_EVERY_S: Final = 2.0
 _SHARE: Final = 20
 """Times that a solution took, until the next one that is only a little more exact."""
@@ -52,9 +53,16 @@ class SolvePace:
         """Whether it is time to look at the estimates at all."""
         return now_s >= self._at_once_s
 
-    def may_solve(self, now_s: float, *, urgent: bool) -> bool:
-        """Whether a solution may begin; ``urgent``: the present one is not for this load."""
-        return urgent or now_s < self._follow_until_s or now_s >= self._refine_s
+    def may_solve(self, now_s: float, *, urgent: bool, settled: bool = True) -> bool:
+        """Whether a solution may begin.
+
+        ``urgent``: the present one is not for this load; ``settled``: what is known is no mixture
+        of before and after a change, which is worth waiting for a little.
+        """
+        following = now_s < self._follow_until_s
+        if not settled and now_s < self._follow_until_s - FOLLOW_S + _SETTLES_WITHIN_S:
+            return False
+        return urgent or following or now_s >= self._refine_s
 
     def asked(self, now_s: float) -> None:
         """The estimates were looked at."""

@@ -60,6 +60,7 @@ class Solver:
         self._sent: ThresholdTable | None = None
         self._last_s: float | None = None
         self._live_s = 0.0
+        self._changes_seen = 0
         self._widths = [1.0] * models
         self._said: set[str] = set()
         self.wait_s = 0.0
@@ -120,9 +121,12 @@ class Solver:
         write_matrices(
             self._slab, known.system.routing, known.system.tokens, self._latencies(known)
         )
-        if self._solved is not None and known.changes != self._solved.changes:
+        if known.changes != self._changes_seen:
+            self._changes_seen = known.changes
             self._solves.follow(now_s)
-        may_solve = self._solves.may_solve(now_s, urgent=self._is_urgent(known))
+        may_solve = self._solves.may_solve(
+            now_s, urgent=self._is_urgent(known), settled=known.settled
+        )
         before, began_s = policy.solutions, self._cost_s()
         policy.update(known, may_solve=may_solve)
         if policy.solutions != before:
