@@ -21,6 +21,7 @@ this is the least that it can cost). Knows nothing of how the parts do their wor
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import time
@@ -40,6 +41,7 @@ from bench.handoff_stamps import (
     Stamps,
     create_router,
 )
+from bench.placement import Placement, placements
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.baton import HOP_MASK, SlotState, unpack
 from trserve.ipc.layout import Layout
@@ -67,9 +69,10 @@ GIVE_UP_S: Final = 120.0
 
 @dataclass(frozen=True)
 class Setting:
-    """One world: how many requests travel together, and whether worker 0 keeps their KV."""
+    """One world: how many requests travel together, where, and whether worker 0 keeps their KV."""
 
     batch: int
+    placement: Placement
     keeps_kv: bool = True
 
     @property
@@ -121,7 +124,7 @@ def _create_loop(
         slab=slab,
         table=table,
         routing=Routing(create_router(index, spec.vocab_size, stamps)),
-        runner=StampedRunner(TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size), stamps),  # type: ignore[arg-type]
+        runner=StampedRunner(TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size), stamps),
         sampler=Sampler(index),
         inputs=StepInputs(
             max_tokens=MAX_STEP_TOKENS,
@@ -171,6 +174,7 @@ def _work(
     import torch
 
     os.close(control[1])
+    setting.placement.pin(index)
     stamps = Stamps(setting.batch)
     loop = _create_loop(setting, shared, index, control[0], stamps)
     gc.collect()
@@ -265,9 +269,10 @@ def _stages(sent: tuple[int, int, int], taken: tuple[int, int, int, int]) -> dic
 
 
 def full_handoffs(handoffs: int, segments: int) -> Iterator[Row]:
-    """Rows of the second table, for batches of 1 and 16."""
-    for batch in (1, 16):
-        world = World(Setting(batch))
+    """Rows of the second table, for batches of 1 and 16 and every placement."""
+    for batch, placement in itertools.product((1, 16), placements()):
+        setting = Setting(batch, placement)
+        world = World(setting)
         for _ in range(segments):
             for context in CONTEXTS:  # interleaved: what else the machine does hits both
                 world.play(context, -(-handoffs // segments))
@@ -275,26 +280,30 @@ def full_handoffs(handoffs: int, segments: int) -> Iterator[Row]:
         for context in CONTEXTS:
             those = [stages for at, _, stages in found if at == context]
             for stage in (*STAGES, "total"):
-                yield _row("full", batch, context, [s[stage] for s in those], stage=stage)
+                yield _row("full", setting, context, [s[stage] for s in those], stage=stage)
         if batch == 1:
-            yield from _resumes("resume", found)
+            yield from _resumes("resume", setting, found)
 
 
 def re_prefills(handoffs: int) -> Iterator[Row]:
     """The same of a request whose KV worker 0 gives up at every handoff."""
-    world = World(Setting(1, keeps_kv=False))
+    setting = Setting(1, placements()[-1], keeps_kv=False)
+    world = World(setting)
     for context in CONTEXTS:
         world.play(context, handoffs)
-    yield from _resumes("re-prefill", world.end())
+    yield from _resumes("re-prefill", setting, world.end())
 
 
-def _resumes(path: str, found: Sequence[tuple[int, int, dict[str, int]]]) -> Iterator[Row]:
+def _resumes(
+    path: str, setting: Setting, found: Sequence[tuple[int, int, dict[str, int]]]
+) -> Iterator[Row]:
     for context in CONTEXTS:
         ours = [s["resume"] for at, receiver, s in found if at == context and receiver == 0]
-        yield _row(path, 1, context, ours)
+        yield _row(path, setting, context, ours)
 
 
-def _row(path: str, batch: int, context: int, times_ns: Sequence[int], **more: Any) -> Row:
+def _row(path: str, setting: Setting, context: int, times_ns: Sequence[int], **more: Any) -> Row:
     p50, p99 = (float(value) / 1000 for value in np.percentile(times_ns, (50, 99)))
-    named = {"path": path, "batch": batch, "context": context, **more}
+    named = {"path": path, "placement": str(setting.placement), "batch": setting.batch}
+    named |= {"context": context, **more}
     return {**named, "p50_us": p50, "p99_us": p99, "n": len(times_ns)}

@@ -4,12 +4,16 @@ Two processes play ping-pong with handoffs of 1 to 64 tokens; each carries the t
 sender began (``CLOCK_MONOTONIC``, the same in all processes of a machine), and the receiver takes
 the difference once it could use the tokens. Both directions count. A message is made within the
 measured time (the pickling counts); for shared memory there is none to make, because the tokens
-lie in their row since they were committed, whether a handoff follows or not. The whole handoff,
-with what the router and the request table do, is the second table. Knows no worker and no model.
+lie in their row since they were committed, whether a handoff follows or not. Paths that sleep are
+measured with both processes on one core and with a core each; ``eventfd-wake`` is what the kernel
+and the machine take of that, with nothing else done. The whole handoff, with what the router and
+the request table do, is the second table. Knows no worker and no model.
 """
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -19,6 +23,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
@@ -28,6 +33,7 @@ from numpy.typing import NDArray
 
 from bench.common import Row
 from bench.handoff_http import measure_http
+from bench.placement import Placement, placements
 from trserve.ipc.baton import LENGTH_SHIFT, Finish, SlotState, pack
 from trserve.ipc.doorbell import silence
 from trserve.ipc.fence import load_fence
@@ -112,6 +118,27 @@ class SlabEnd:
             if found := self._ring.drain():
                 return found
         raise TimeoutError(f"no handoff within {GIVE_UP_S:g} s")
+
+
+class WakeEnd:
+    """An eventfd, and the time of the write in shared memory: the floor of whatever sleeps."""
+
+    def __init__(self, stamp: memoryview, bells: tuple[int, int], index: int) -> None:
+        self._stamp = stamp
+        self._own, self._peer = bells[index], bells[1 - index]
+        self._poller = select.epoll()
+        self._poller.register(self._own, select.EPOLLIN)
+
+    def send(self, tokens: Int32Array) -> None:
+        self._stamp[0] = time.monotonic_ns()
+        os.eventfd_write(self._peer, 1)
+
+    def receive(self) -> int:
+        if not self._poller.poll(GIVE_UP_S):
+            raise TimeoutError(f"no wake within {GIVE_UP_S:g} s")
+        passed = time.monotonic_ns() - self._stamp[0]
+        os.eventfd_read(self._own)
+        return passed
 
 
 def _check_parent() -> None:
@@ -224,48 +251,82 @@ def _play(end: End, rounds: int, *, starts: bool) -> Int64Array:
     return waited
 
 
-def _other_side(create: Callable[[int], End], rounds: int, results: Connection) -> None:
+def _other_side(
+    create: Callable[[int], End], rounds: int, placement: Placement, results: Connection
+) -> None:
+    placement.pin(1)
     results.send(_play(create(1), rounds, starts=False))
     results.close()
 
 
-def _ping_pong(create: Callable[[int], End], handoffs: int) -> Int64Array:
+def _ping_pong(create: Callable[[int], End], handoffs: int, placement: Placement) -> Int64Array:
     """Nanoseconds of ``handoffs`` handoffs, half of them each way, after a warm-up."""
     rounds = WARM_UP + handoffs // 2
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    other = context.Process(target=_other_side, args=(create, rounds, theirs), daemon=True)
+    arguments = (create, rounds, placement, theirs)
+    other = context.Process(target=_other_side, args=arguments, daemon=True)
     other.start()
     theirs.close()
-    waited = _play(create(0), rounds, starts=True)
-    waited_there = ours.recv()
+    with placement.pinned(0):
+        waited = _play(create(0), rounds, starts=True)
+        waited_there = ours.recv()
     other.join()
     return np.concatenate((waited[WARM_UP:], waited_there[WARM_UP:]))
 
 
-def ladder(handoffs: int) -> list[Row]:
-    """One row a path, in the order of the stable interfaces."""
+Create = Callable[[int], End]
+
+
+def _sleeping(stack: ExitStack) -> dict[str, Callable[[], Create]]:
+    """Makers of both ends of the paths that sleep, fresh ones for each measurement."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trserve-bench-"))
+    names = itertools.count()
+
+    def endpoint() -> str:
+        return f"ipc://{folder}/{next(names)}"
+
+    return {
+        "eventfd-wake": lambda: _wake(stack),
+        "shm-doorbell": lambda: _slab(stack, sleeps=True),
+        "zmq": lambda: partial(ZmqEnd, endpoint()),
+        "zmq-pickle": lambda: partial(PickleEnd, endpoint()),
+    }
+
+
+def _slab(stack: ExitStack, *, sleeps: bool) -> Create:
     layout = Layout(slots=SLOTS, row_tokens=_STAMP_WORDS + MAX_TOKENS, workers=2)
-    shared = [Shared.create(layout), Shared.create(layout)]
+    shared = Shared.create(layout)
+    for fd in (shared.slab_fd, *shared.bells):
+        stack.callback(os.close, fd)
+    return partial(SlabEnd, shared, layout, sleeps=sleeps)
+
+
+def _wake(stack: ExitStack) -> Create:
+    stamp = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
+    bells = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)
+    for fd in bells:
+        stack.callback(os.close, fd)
+    return partial(WakeEnd, stamp, bells)
+
+
+def ladder(handoffs: int) -> list[Row]:
+    """One row a path and placement; pollers have a core each, or one would wait for the other."""
+    context = multiprocessing.get_context("fork")
+    queues: list[Any] = [context.Queue(), context.Queue()]
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trserve-bench-"))
-        raw, pickled = f"ipc://{folder}/raw", f"ipc://{folder}/pickled"
-        context = multiprocessing.get_context("fork")
-        queues: list[Any] = [context.Queue(), context.Queue()]
-        ends: dict[str, Callable[[int], End]] = {
-            "shm-poll": lambda index: SlabEnd(shared[0], layout, index, sleeps=False),
-            "shm-doorbell": lambda index: SlabEnd(shared[1], layout, index, sleeps=True),
-            "zmq": lambda index: ZmqEnd(raw, index),
-            "zmq-pickle": lambda index: PickleEnd(pickled, index),
-            "mp-queue": lambda index: QueueEnd(queues, index),
-        }
-        rows = [_row(path, _ping_pong(create, handoffs)) for path, create in ends.items()]
-    for made in shared:
-        for fd in (made.slab_fd, *made.bells):
-            os.close(fd)
-    return [*rows, _row("http", measure_http(WARM_UP, handoffs))]
+        found = [("shm-poll", placements()[-1], _slab(stack, sleeps=False))]
+        for path, make in _sleeping(stack).items():
+            found += [(path, placement, make()) for placement in placements()]
+        found.append(("mp-queue", Placement.ANY, partial(QueueEnd, queues)))
+        rows = [
+            _row(path, placement, _ping_pong(create, handoffs, placement))
+            for path, placement, create in found
+        ]
+    return [*rows, _row("http", Placement.ANY, measure_http(WARM_UP, handoffs))]
 
 
-def _row(path: str, waited_ns: Int64Array) -> Row:
+def _row(path: str, placement: Placement, waited_ns: Int64Array) -> Row:
     p50, p99 = (float(value) / 1000 for value in np.percentile(waited_ns, (50, 99)))
-    return {"path": path, "p50_us": p50, "p99_us": p99, "n": len(waited_ns)}
+    named = {"path": path, "placement": str(placement)}
+    return {**named, "p50_us": p50, "p99_us": p99, "n": len(waited_ns)}
