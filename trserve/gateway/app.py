@@ -20,6 +20,7 @@ from trserve.gateway.desk import Desk
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.health import Health
 from trserve.gateway.message_sinks import MessageStream, MessageWhole
+from trserve.gateway.openapi import document
 from trserve.gateway.probe import Probe
 from trserve.gateway.replies import (
     Handler,
@@ -89,6 +90,7 @@ class App:
             "/livez": {"GET": self._live},
             "/metrics": {"GET": self._metrics},
             "/version": {"GET": self._version},
+            "/openapi.json": {"GET": self._openapi},
         }
         self._probe = Probe(service, dispatcher).ask
         sglang = SglangRoutes(
@@ -109,6 +111,12 @@ class App:
     def add_routes(self, table: Mapping[str, dict[str, Handler]]) -> None:
         """Answer these paths too, by method."""
         self._routes |= table
+
+    @property
+    def routes(self) -> set[tuple[str, str]]:
+        """Paths, or what they begin with, and methods."""
+        table = self._routes | self._prefixes
+        return {(path, method) for path, methods in table.items() for method in methods}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every failure has an OpenAI error envelope."""
@@ -187,6 +195,9 @@ class App:
 
     async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, 200, orjson.dumps({"version": __version__}))
+
+    async def _openapi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, 200, document())
 
     # -- generation --------------------------------------------------------------------------
 
