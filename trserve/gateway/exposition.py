@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from trserve import __version__
+from trserve.gateway.compat_metrics import Compatibility
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.metrics import Histogram
 from trserve.gateway.process_memory import resident_bytes
@@ -55,6 +56,10 @@ class Exposition(Collector):
         self._slots = slots
         self._dispatcher = dispatcher
         self._names = service.model_names
+        plan = service.plan
+        self._compatibility = Compatibility(
+            plan.endpoint.metrics_compat, plan.served_names[0], plan.block_size
+        )
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -69,14 +74,15 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, as they are now."""
-        return itertools.chain(
-            self._requests(),
-            self._tokens(),
-            self._times(),
-            self._workers(),
-            scheduling_metrics(self._slab, self._names),
-            self._server(),
-        )
+        own = [
+            *self._requests(),
+            *self._tokens(),
+            *self._times(),
+            *self._workers(),
+            *scheduling_metrics(self._slab, self._names),
+            *self._server(),
+        ]
+        return itertools.chain(own, self._compatibility.aliases(own))
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -147,6 +153,21 @@ class Exposition(Collector):
                 "e2e_request_latency_seconds",
                 "From a request to its last token" + complete,
                 metrics.latency,
+            ),
+            (
+                "request_prefill_time_seconds",
+                "From a slot to the first committed token.",
+                metrics.prefill_time,
+            ),
+            (
+                "request_decode_time_seconds",
+                "From the first token to the last" + complete,
+                metrics.decode_time,
+            ),
+            (
+                "request_inference_time_seconds",
+                "From a slot to the last token" + complete,
+                metrics.inference_time,
             ),
             (
                 "request_pending_time_seconds",

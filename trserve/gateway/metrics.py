@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _SECONDS: Final = (
-    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 180.0, 600.0),
 )
 _TOKEN_SECONDS: Final = (
@@ -67,6 +67,9 @@ class Metrics:
         self.time_to_first_token = Histogram(_SECONDS)
         self.inter_token_latency = Histogram(_TOKEN_SECONDS)
         self.latency = Histogram(_SECONDS)
+        self.prefill_time = Histogram(_SECONDS)
+        self.decode_time = Histogram(_SECONDS)
+        self.inference_time = Histogram(_SECONDS)
         self.pending_time = Histogram(_SECONDS)
         self.request_prompt_tokens = Histogram(_TOKENS)
         self.request_generation_tokens = Histogram(_TOKENS)
@@ -83,7 +86,14 @@ class Meter:
         arrived_s: when the request was understood (``time.monotonic``).
     """
 
-    __slots__ = ("_arrived_s", "_counts_prompt", "_first_s", "_metrics", "_prompt_tokens")
+    __slots__ = (
+        "_admitted_s",
+        "_arrived_s",
+        "_counts_prompt",
+        "_first_s",
+        "_metrics",
+        "_prompt_tokens",
+    )
 
     def __init__(
         self, metrics: Metrics, prompt_tokens: int, *, counts_prompt: bool, arrived_s: float
@@ -92,7 +102,7 @@ class Meter:
         self._prompt_tokens = prompt_tokens
         self._counts_prompt = counts_prompt
         self._arrived_s = arrived_s
-        self._first_s = 0.0
+        self._admitted_s = self._first_s = 0.0
 
     def deadline_ns(self, timeout_s: float | None) -> int:
         """When the request's time is over (``time.monotonic_ns``); 0 for never."""
@@ -101,7 +111,8 @@ class Meter:
     def admit(self) -> None:
         """It has its slot."""
         metrics = self._metrics
-        metrics.queue_time.observe(time.monotonic() - self._arrived_s)
+        self._admitted_s = time.monotonic()
+        metrics.queue_time.observe(self._admitted_s - self._arrived_s)
         if self._counts_prompt:
             metrics.prompt_tokens += self._prompt_tokens
 
@@ -109,6 +120,7 @@ class Meter:
         """Its first token is there."""
         self._first_s = time.monotonic()
         self._metrics.time_to_first_token.observe(self._first_s - self._arrived_s)
+        self._metrics.prefill_time.observe(self._first_s - self._admitted_s)
 
     def end(self, reason: str, counts: Sequence[int], handoffs: int) -> None:
         """It has ended with ``counts`` tokens of each model."""
@@ -122,6 +134,8 @@ class Meter:
         """Beside :meth:`end`: it was answered as it was asked for, with ``tokens`` tokens."""
         metrics, now = self._metrics, time.monotonic()
         metrics.latency.observe(now - self._arrived_s)
+        metrics.decode_time.observe(now - self._first_s if self._first_s else 0.0)
+        metrics.inference_time.observe(now - self._admitted_s)
         metrics.pending_time.observe(pending_s)
         metrics.request_prompt_tokens.observe(self._prompt_tokens)
         metrics.request_generation_tokens.observe(tokens)
