@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from trserve import __version__
+from trserve.calibration.options import calibrate_command
 from trserve.config import GROUPS, config_from_flags, flag_name
 from trserve.errors import StartupError
 from trserve.planning.options import plan_command
@@ -185,5 +186,6 @@ main.add_command(_trace_command())
 main.add_command(plan_command())
 main.add_command(router_command())
 main.add_command(convert_router_command())
+main.add_command(calibrate_command())
 main.add_command(train_router_command())
 main.add_command(_keys_command())

@@ -18,6 +18,7 @@ from trserve.offline.options import Params, Prompt, read_arguments
 from trserve.offline.sampling_params import SamplingParams
 from trserve.offline.session import EngineError, Session
 from trserve.plan import make_plan
+from trserve.router_lib.parameters import Parameter
 
 __all__ = [
     "Completion",
@@ -54,6 +55,12 @@ class Engine:
         self._run = None if plan.record is None else plan.record.run
         self._defaults = plan.sampling_defaults
         self._session = Session(plan)
+
+    @property
+    def router_parameters(self) -> tuple[Parameter, ...]:
+        """The numbers that the router takes, as the entry worker has them; the first is the one
+        that ``NAME:threshold=0.3`` sets."""
+        return self._session.service.router_parameters
 
     def generate(
         self,
