@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -233,6 +234,12 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     )
 
 
+def _raise_file_limit() -> None:
+    """Each client is a descriptor, and 1024 are soon used up."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def _serve(arguments: ChildArguments, control: ControlClient) -> None:
     await _build(arguments, control).run()
 
@@ -243,6 +250,7 @@ def main() -> int:
     # SIGTERM, not SIGKILL, when the launcher dies: somebody must remove its directory.
     signal.signal(signal.SIGTERM, lambda *_: _on_sigterm(arguments))
     begin_child(arguments, parent_death=signal.SIGTERM)
+    _raise_file_limit()
     control = ControlClient(arguments.control, GATEWAY_IDENTITY)
     import uvloop
 
