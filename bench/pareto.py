@@ -1,7 +1,10 @@
 """Accuracy against cost: the embedded pair on held-out problems, alone and routed.
 
-Starts a server and asks it over HTTP, greedily, as a client would. One row a setting: the SLM
-alone, the LLM alone, and R-Stitch at several thresholds, the stored default among them.
+Starts a server for each router and asks it over HTTP, greedily, as a client would. One row a
+setting: the SLM alone, the LLM alone, R-Stitch and the trained routers that ship with the pair at
+several thresholds, their default among them, and a query-level router at several shares of the
+problems. A second table says what a share of tokens buys. With ``--json FILE`` the rows are also
+written as CSV beside it.
 
 Cost is active parameters x tokens drawn, the LLM alone being 1: tokens of the SLM that were
 discarded count too; reading (prompts, and what the other model wrote) does not, for any setting.
@@ -9,6 +12,8 @@ discarded count too; reading (prompts, and what the other model wrote) does not,
 
 from __future__ import annotations
 
+import argparse
+import csv
 import json
 import math
 import struct
@@ -18,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common import Row, parser, report
+from bench.common import Row, parser, print_table, report
+from bench.pareto_verdict import QUERY_LEVEL, verdict
+from bench.query_level import scores
 from tests.serverproc import Server, concurrently
-from trserve.demo import default_tau, model_path
+from trserve.demo import ROUTERS_DIR, default_tau, model_path
 from trserve.demo.grammar import Problem, extract_answer, held_out
 
 PROBLEMS: Final = 300
@@ -29,7 +36,12 @@ SEED: Final = 4242
 CONCURRENCY: Final = 8
 MAX_TOKENS: Final = 160
 QUICK_TAUS: Final = (0.02, 0.2)
-TAUS: Final = (0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3)
+TAUS: Final = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3)
+TRAINED: Final = ("r2r", "confidence", "citer", "co-llm")
+CURVE_SHARES: Final = (0.01, 0.02, 0.03, 0.035, 0.04, 0.05, 0.07, 0.1, 0.2, 0.3, 0.5)
+QUICK_SHARES: Final = (0.04, 0.1)
+QUERY_SHARES: Final = (0.02, 0.04, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+"""Of the problems that the LLM answers."""
 
 
 @dataclass(frozen=True)
@@ -43,43 +55,77 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a setting did with all problems; ``drawn`` counts tokens per model, kept or not."""
+class Answer:
+    """One problem's: tokens that both models drew (kept or not), and those that the LLM wrote."""
 
-    setting: Setting
-    correct: int
-    problems: int
+    right: bool
     tokens: int
     llm_tokens: int
     drawn: tuple[int, int]
-    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a setting did with all problems; ``seconds`` None where nobody was asked."""
+
+    setting: Setting
+    answers: Sequence[Answer]
+    seconds: float | None
 
     @property
     def accuracy(self) -> float:
         """Share of right answers, 0 to 1."""
-        return self.correct / self.problems
+        return sum(answer.right for answer in self.answers) / len(self.answers)
+
+    @property
+    def tokens(self) -> int:
+        """In all answers."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def llm_share(self) -> float:
+        """Of the tokens in all answers."""
+        return sum(answer.llm_tokens for answer in self.answers) / self.tokens
 
     def parameter_tokens(self, parameters: tuple[int, int]) -> int:
         """Active parameters x tokens drawn, over both models."""
-        return sum(p * n for p, n in zip(parameters, self.drawn, strict=True))
+        pairs = (zip(parameters, answer.drawn, strict=True) for answer in self.answers)
+        return sum(p * n for pair in pairs for p, n in pair)
 
 
-def settings(models: Sequence[str], quick: bool) -> list[Setting]:
-    """SLM alone and LLM alone first, then the thresholds in increasing order."""
+def alone(models: Sequence[str]) -> list[Setting]:
+    """SLM alone and LLM alone."""
+    names = zip(("slm-alone", "llm-alone"), models, strict=True)
+    return [Setting(name, {"only": model}) for name, model in names]
+
+
+def stitched(quick: bool) -> list[Setting]:
+    """R-Stitch, thresholds in increasing order."""
     stored = default_tau()
     taus = sorted({stored, *(QUICK_TAUS if quick else TAUS)})
-    alone = [Setting("slm-alone", {"only": models[0]}), Setting("llm-alone", {"only": models[1]})]
-    routed = [
+    return [
         Setting("r-stitch", {"router": {"tau": tau}}, parameter=tau, default=tau == stored)
         for tau in taus
     ]
-    return alone + routed
+
+
+def trained(router: str, quick: bool) -> list[Setting]:
+    """The shipped ``router``, at the thresholds that its training measured these shares at."""
+    told = json.loads((ROUTERS_DIR / router / "report.json").read_text())
+    wanted = QUICK_SHARES if quick else CURVE_SHARES
+    points = [min(told["curve"], key=lambda p: abs(p["llm_share"] - share)) for share in wanted]
+    thresholds = sorted({told["threshold"], *(point["threshold"] for point in points)})
+    name = told["parameter"]
+    return [
+        Setting(router, {"router": {name: t}}, parameter=t, default=t == told["threshold"])
+        for t in thresholds
+    ]
 
 
 def run(server: Server, setting: Setting, problems: Sequence[Problem]) -> Outcome:
     """Asks all problems under one setting."""
 
-    def ask(problem: Problem) -> Any:
+    def ask(problem: Problem) -> Answer:
         body = {
             "model": "trserve",
             "messages": [{"role": "user", "content": problem.question}],
@@ -87,19 +133,32 @@ def run(server: Server, setting: Setting, problems: Sequence[Problem]) -> Outcom
             "temperature": 0,
             "trserve": dict(setting.extension),
         }
-        return server.post("/v1/chat/completions", body, timeout_s=120.0)
+        reply = server.post("/v1/chat/completions", body, timeout_s=120.0)
+        return _answer(reply, problem, server.models)
 
     start = time.perf_counter()
-    replies = concurrently(ask, problems, CONCURRENCY)
-    seconds = time.perf_counter() - start
-    texts = [reply["choices"][0]["message"]["content"] or "" for reply in replies]
-    right = [extract_answer(t) == p.value for t, p in zip(texts, problems, strict=True)]
-    usages = [reply["usage"]["trserve"] for reply in replies]
-    slm, llm = (sum(u["tokens"].get(name, 0) for u in usages) for name in server.models)
+    answers = concurrently(ask, problems, CONCURRENCY)
+    return Outcome(setting, answers, time.perf_counter() - start)
+
+
+def _answer(reply: Any, problem: Problem, models: Sequence[str]) -> Answer:
+    text, usage = reply["choices"][0]["message"]["content"] or "", reply["usage"]["trserve"]
+    slm, llm = (usage["tokens"].get(name, 0) for name in models)
     # A request begins at the SLM, so every odd handoff leaves it, with one token discarded.
-    discarded = sum(math.ceil(usage["handoffs"] / 2) for usage in usages)
-    drawn = (slm + discarded, llm)
-    return Outcome(setting, sum(right), len(problems), slm + llm, llm, drawn, seconds)
+    drawn = (slm + math.ceil(usage["handoffs"] / 2), llm)
+    return Answer(extract_answer(text) == problem.value, slm + llm, llm, drawn)
+
+
+def by_query(slm: Outcome, llm: Outcome, likely_wrong: Sequence[float]) -> list[Outcome]:
+    """The query-level router: the answers of both models, the LLM's for the hardest problems."""
+    order = sorted(range(len(likely_wrong)), key=lambda index: -likely_wrong[index])
+    found = []
+    for share in QUERY_SHARES:
+        hard = set(order[: round(share * len(order))])
+        both = enumerate(zip(slm.answers, llm.answers, strict=True))
+        answers = [pair[index in hard] for index, pair in both]
+        found.append(Outcome(Setting(QUERY_LEVEL, {}), answers, None))
+    return found
 
 
 def row(outcome: Outcome, slm: Outcome, llm: Outcome, parameters: tuple[int, int]) -> Row:
@@ -110,10 +169,10 @@ def row(outcome: Outcome, slm: Outcome, llm: Outcome, parameters: tuple[int, int
     return {
         "router": outcome.setting.router,
         "parameter": outcome.setting.parameter,
-        "llm_share": outcome.llm_tokens / outcome.tokens,
+        "llm_share": outcome.llm_share,
         "accuracy": accuracy,
-        "standard_error": math.sqrt(accuracy * (1 - accuracy) / outcome.problems),
-        "tokens_per_s": outcome.tokens / outcome.seconds,
+        "standard_error": math.sqrt(accuracy * (1 - accuracy) / len(outcome.answers)),
+        "tokens_per_s": outcome.tokens / outcome.seconds if outcome.seconds else None,
         "cost": cost,
         "gap_recovered": (accuracy - slm.accuracy) / gap if gap else None,
         "stored_default": outcome.setting.default,
@@ -136,28 +195,57 @@ def count_parameters(checkpoint: Path) -> int:
 
 
 def plot(axes: Any, rows: Sequence[Row]) -> None:
-    """Accuracy over cost."""
-    routed = [r for r in rows if r["router"] == "r-stitch"]
-    axes.plot([r["cost"] for r in routed], [r["accuracy"] for r in routed], "o-", label="r-stitch")
-    for r in routed:
-        axes.annotate(f"{r['parameter']:g}", (r["cost"], r["accuracy"]))
-    for r in (r for r in rows if r["router"] != "r-stitch"):
-        axes.plot(r["cost"], r["accuracy"], "s", label=r["router"])
-    axes.set(xlabel="cost (LLM alone = 1)", ylabel="accuracy", ylim=(0, 1.02))
+    """Accuracy over the share of LLM tokens."""
+    for name in dict.fromkeys(row["router"] for row in rows):
+        own = sorted((r["llm_share"], r["accuracy"]) for r in rows if r["router"] == name)
+        axes.plot(*zip(*own, strict=True), "o-" if len(own) > 1 else "s", label=name)
+    axes.set(xlabel="share of tokens that the LLM writes", ylabel="accuracy", ylim=(0, 1.02))
     axes.legend()
+
+
+def measure(problems: Sequence[Problem], quick: bool, routers: Sequence[str]) -> list[Outcome]:
+    """All settings: both models alone first, R-Stitch, ``routers``, the query-level router."""
+    outcomes: list[Outcome] = []
+    likely_wrong = scores(problems, MAX_TOKENS)
+    for router in ("r-stitch", *routers):
+        with Server(["--device", "cpu", "--router", router]) as server:
+            run(server, Setting("warm-up", {}), problems[:CONCURRENCY])
+            settings = trained(router, quick) if router in TRAINED else stitched(quick)
+            if not outcomes:
+                settings = alone(server.models) + settings
+            outcomes += [run(server, setting, problems) for setting in settings]
+    return outcomes + by_query(outcomes[0], outcomes[1], likely_wrong)
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """One line a row, under the names of its columns."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    made = parser("pareto", "Accuracy against cost on held-out problems.")
+    made.add_argument("--problems", type=int, default=PROBLEMS, metavar="N")
+    made.add_argument("--seed", type=int, default=SEED, help="of the held-out problems")
+    shipped = [name for name in TRAINED if (ROUTERS_DIR / name / "report.json").is_file()]
+    made.add_argument("--routers", nargs="*", choices=TRAINED, default=shipped)
+    return made.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures all settings and reports."""
-    args = parser("pareto", "Accuracy against cost on held-out problems.").parse_args(argv)
-    problems = held_out(PROBLEMS, seed=SEED)
+    args = _arguments(argv)
+    problems = held_out(args.problems, seed=args.seed)
     parameters = (count_parameters(model_path("tiny")), count_parameters(model_path("small")))
-    with Server(["--device", "cpu"]) as server:
-        run(server, Setting("warm-up", {}), problems[:CONCURRENCY])
-        outcomes = [run(server, s, problems) for s in settings(server.models, args.quick)]
+    outcomes = measure(problems, args.quick, args.routers)
     rows = [row(outcome, outcomes[0], outcomes[1], parameters) for outcome in outcomes]
-    title = f"{PROBLEMS} held-out problems, concurrency {CONCURRENCY}"
+    title = f"{args.problems} held-out problems, concurrency {CONCURRENCY}"
     report("pareto", args, rows, title, plot)
+    print_table("What a share of tokens buys", verdict(rows, args.problems))
+    if args.json is not None:
+        write_csv(args.json.with_suffix(".csv"), rows)
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ def _router(config: LaunchConfig, models: Sequence[ResolvedModel]) -> tuple[str,
     _check_model_count(name, entry, len(models))
     first = models[0]
     found = {MODEL: str(first.path), TOKENIZER: str(first.tokenizer_path)}
-    pairs = (*_stored_pairs(name, models, pairs), *pairs)  # the last one of a name counts
+    pairs = (*_stored_pairs(name, models), *pairs)  # the last one of a name counts
     return name, read_values(pairs, name, entry.parameters, found=found, models=len(models))
 
 
@@ -287,16 +287,15 @@ def _check_model_count(name: str, entry: RouterEntry, count: int) -> None:
         raise ConfigError(f"--router {name} needs {wanted} models; --models names {count}")
 
 
-def _stored_pairs(
-    name: str, models: Sequence[ResolvedModel], given: Sequence[tuple[str, str]]
-) -> Sequence[tuple[str, str]]:
-    """What ships with the embedded pair; a threshold goes with its checkpoint and no other."""
+def _stored_pairs(name: str, models: Sequence[ResolvedModel]) -> Sequence[tuple[str, str]]:
+    """What ships with the embedded pair."""
     stored = [demo.model_path("tiny"), demo.model_path("small")]
     if [model.path for model in models] != stored:
         return ()
     if name == _DEFAULT_ROUTER:
         return (("tau", repr(demo.default_tau())),)
-    return () if "checkpoint" in dict(given) else demo.router_pairs(name)
+    checkpoint = demo.router_checkpoint(name)
+    return (("checkpoint", str(checkpoint)),) if checkpoint else ()
 
 
 def _record(

@@ -31,16 +31,10 @@ def default_tau() -> float:
     return float(record["tau"])
 
 
-def router_pairs(router: str) -> tuple[tuple[str, str], ...]:
-    """``--router-config`` of the pair's trained ``router``; empty where there is none of that name.
+def router_checkpoint(router: str) -> Path | None:
+    """The folder of the pair's trained ``router``, which states its threshold; None: there is none.
 
-    Its checkpoint, and its threshold unless the checkpoint states that itself.
+    See ``trserve.training.demo`` for how they were made.
     """
-    report = ROUTERS_DIR / router / "report.json"
-    if not report.is_file():
-        return ()
-    told = json.loads(report.read_text(encoding="utf-8"))
-    checkpoint = ("checkpoint", str(report.with_name(told["checkpoint"])))
-    if router == "r2r":
-        return (checkpoint,)
-    return (checkpoint, (told["parameter"], repr(told["threshold"])))
+    folder = ROUTERS_DIR / router
+    return folder if folder.is_dir() else None

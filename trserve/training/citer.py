@@ -15,14 +15,14 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from trserve.training.collect import Collected, Source
 from trserve.training.fit import Setting
 from trserve.training.judging import result_of
-from trserve.training.mlp import PARAMETERS, train_mlp
+from trserve.training.mlp import train_mlp
 from trserve.training.prompts import TrainingPrompt
 from trserve.training.report import Trained, write
 from trserve.training.rollouts import RollOuts
@@ -63,18 +63,13 @@ def _preferences(
         if trained is not None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trserve-")))
             write(trained, directory)
-            router, config = "citer", _served(trained, directory)
+            router, config = "citer", {"checkpoint": str(directory)}
         rolls = RollOuts(source, stack.enter_context(source.engine(router, config)), collected)
         own, peer = (
             rolls.results(rows, tokens[rows], setting.say)
             for tokens in (dataset.tokens, dataset.peer_tokens)
         )
     return preferred(dataset.differs, hopes, own, peer)
-
-
-def _served(trained: Trained, directory: Path) -> dict[str, Any]:
-    threshold = trained.chosen.threshold
-    return {"checkpoint": directory / trained.file, PARAMETERS["citer"]: threshold}
 
 
 def preferred(

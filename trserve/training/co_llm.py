@@ -3,7 +3,8 @@
 arXiv 2403.03870: first on weak labels, the large model right where the small one is wrong, with
 binary cross entropy; then on the marginal likelihood, -log[(1 - P) p_small + P p_large] of the
 right token, P = sigmoid(h . w). The right token is the large model's own, so the weak label is
-that the tokens differ. Knows rows; no engine.
+that the tokens differ. The threshold to begin with is the paper's: the largest recall less false
+alarms. Knows rows; no engine.
 """
 
 from __future__ import annotations
@@ -56,5 +57,4 @@ def train_co_llm(dataset: Dataset, setting: Setting) -> Trained:
             fit(network, loss, training, other, recipe, setting.say)
         scores = outputs(network, dataset.hidden[held]).sigmoid()
     found = Held(scores, weak[held], above=True)
-    chosen = found.for_recall(setting.recall)
-    return Trained("co-llm", "eta", FILE, network.state_dict(), found, chosen)
+    return Trained("co-llm", "eta", FILE, network.state_dict(), found, found.by_youden())

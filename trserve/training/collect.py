@@ -35,6 +35,10 @@ class Collected:
     dataset: Dataset
     answers: Sequence[Completion]
 
+    def first(self, prompts: int) -> Collected:
+        """What belongs to the first so many ``prompts``."""
+        return Collected(self.dataset.take(self.dataset.request < prompts), self.answers[:prompts])
+
 
 class Source:
     """A pair of models, and how long its answers may be."""

@@ -5,7 +5,6 @@ Puts the parts together; progress goes to standard error, the result to standard
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -115,7 +114,4 @@ def show(report: dict[str, Any], out: Path) -> None:
         f"the last one is the threshold to begin with; average precision "
         f"{report['average_precision']:.3f}"
     )
-    config = f"checkpoint={out / report['checkpoint']}"
-    if report["router"] != "r2r":
-        config += f",{report['parameter']}={json.dumps(report['threshold'])}"
-    print(f"trserve launch --router {report['router']} --router-config {config}")
+    print(f"trserve launch --router {report['router']} --router-config checkpoint={out}")

@@ -6,7 +6,7 @@ Knows recordings and arrays; no engine and no network.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -49,6 +49,10 @@ class Dataset:
     def differs(self) -> torch.Tensor:
         """float32 [N]: 1 where the models' tokens differ."""
         return (self.tokens != self.peer_tokens).float()
+
+    def take(self, rows: torch.Tensor) -> Dataset:
+        """The rows where ``rows`` (bool [N]) is set."""
+        return Dataset(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def held_out(self, share: float, seed: int) -> torch.Tensor:
         """bool [N]: all rows of a ``share`` of the prompts, kept from training.

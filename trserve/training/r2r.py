@@ -56,12 +56,12 @@ def train_r2r(
         network.fold()
         found = Held(outputs(network, other.inputs).sigmoid(), other.targets, above=True)
     chosen = found.for_recall(setting.recall)
-    facts = _facts(hidden, num_logits, shape, chosen.threshold)
+    facts = _facts(hidden, num_logits, shape)
     tensors = network.state_dict()
     return Trained("r2r", "threshold", FILE, tensors, found, chosen, facts)
 
 
-def _facts(hidden: int, num_logits: int, shape: Shape, threshold: float) -> dict[str, Any]:
+def _facts(hidden: int, num_logits: int, shape: Shape) -> dict[str, Any]:
     return {
         "model_type": R2R_CLASS,
         "init_args": {
@@ -73,6 +73,5 @@ def _facts(hidden: int, num_logits: int, shape: Shape, threshold: float) -> dict
             "use_position_embedding": False,
             "normalize_input": False,
         },
-        "threshold": threshold,
         "input_type": ["hidden_states", "token", "logits"],
     }

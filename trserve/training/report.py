@@ -31,7 +31,7 @@ class Trained:
         file: name of the file of ``tensors``.
         held: the held-out rows under it.
         chosen: the threshold to begin with.
-        facts: what the JSON beside the file says; None for none.
+        facts: what the JSON beside the file says, besides the threshold.
         made_from: what else the report tells.
     """
 
@@ -41,7 +41,7 @@ class Trained:
     tensors: Mapping[str, torch.Tensor]
     held: Held
     chosen: Point
-    facts: Mapping[str, Any] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     made_from: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -56,8 +56,8 @@ def write(trained: Trained, directory: Path) -> dict[str, Any]:
         directory.mkdir(parents=True, exist_ok=True)
         checkpoint = directory / trained.file
         save_file({n: t.contiguous() for n, t in trained.tensors.items()}, checkpoint)
-        if trained.facts is not None:
-            _write_json(checkpoint.with_suffix(".json"), trained.facts)
+        stated = {**trained.facts, "threshold": trained.chosen.threshold}
+        _write_json(checkpoint.with_suffix(".json"), stated)
         _write_json(directory / REPORT, report)
     except OSError as error:
         raise ConfigError(f"--out {directory}: {error.strerror or error}") from None
