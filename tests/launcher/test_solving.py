@@ -12,6 +12,7 @@ import pytest
 from tests.gateway.stack import new_plan
 from tests.launcher.test_workforce import NoProcess
 from trserve.children import Child
+from trserve.errors import StartFailedError
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import GATEWAY_IDENTITY, SOLVER_IDENTITY, Message, worker_identity
 from trserve.solving import Solving
@@ -188,3 +189,20 @@ def test_router_parameters_add_up_and_reach_a_worker_that_comes_back(scene: Scen
     told = [(to, m["values"]) for to, m in scene.sent if m["type"] == "router_config"]
     assert told[-1] == (BOTH[1], {"tau": 0.5, "p": 1.0})
     assert [to for to, _ in told] == [*BOTH, *BOTH, BOTH[1]]
+
+
+def test_starts_that_are_refused_are_said_and_not_tried_for_ever(
+    new_scene: NewScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = new_scene()
+
+    def refuse(*_: object) -> Child:
+        raise StartFailedError("no room")
+
+    monkeypatch.setattr(Child, "start", refuse)
+    scene.solving.start()
+    for _ in range(2):
+        (due,) = scene.solving.due()
+        scene.solving.tick(due)
+    assert list(scene.solving.due()) == [] and scene.started == []
+    assert len(scene.notes) == 3 and all(note.startswith("no room") for note in scene.notes)
