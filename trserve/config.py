@@ -197,7 +197,7 @@ class FaultConfig:
         choices=ON_PEER_LOSS,
     )
     watchdog_s: float = option(
-        30.0, "Seconds after which a worker or gateway without a sign of life is replaced; 0: never."
+        30.0, "Seconds after which a worker or gateway without sign of life is replaced; 0: never."
     )
 
     drain_timeout: float = option(
