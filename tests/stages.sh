@@ -25,10 +25,11 @@ stage format "$bin/ruff" format --check .
 stage types "$bin/mypy"
 suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher tests/trace tests/test_serverproc.py \
   tests/emulated --ignore tests/emulated/test_server.py
+suite "solver" tests/solver
 suite "models and workers" tests/models tests/workers tests/router_lib
 suite "gateway" tests/gateway
 suite "published weights" tests/realmodel
-suite "embedded pair" tests/demo
+suite "embedded pair" tests/demo tests/training
 suite "golden equality" -rP tests/golden/test_golden.py
 suite "golden equality under pressure" -rP tests/golden/test_adverse.py
 suite "golden seeds" -rP tests/golden/test_seeds.py
