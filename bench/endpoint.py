@@ -7,11 +7,13 @@ no client parses a chunk. Knows nothing of windows, systems or tables.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -20,6 +22,7 @@ import orjson
 from bench.closed_loop import Counts, Record
 from bench.http_client import Connection, encode
 from bench.workloads import Question, Workload
+from tests.procfs import descendants
 from tests.serverproc import Server, StartFailedError
 
 ANSWER_TIMEOUT_S: Final = 900.0
@@ -34,11 +37,12 @@ class NotAvailableError(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, and its models, the entry model first."""
+    """Where a server listens, its models (the entry model first) and its launcher's process."""
 
     host: str
     port: int
     models: tuple[str, ...]
+    pid: int
 
     async def connect(self) -> Connection:
         return await Connection.open(self.host, self.port)
@@ -56,12 +60,22 @@ def launched(
         with Server(arguments, environment, ready_timeout_s=120.0) as server:
             found = urlsplit(server.url)
             assert found.hostname is not None and found.port is not None
-            yield Address(found.hostname, found.port, tuple(server.models))
+            yield Address(found.hostname, found.port, tuple(server.models), server.pid)
             server.stop()
     except StartFailedError as error:
         if error.code in (2, 3):
             raise NotAvailableError(last_line(error.stderr)) from error
         raise
+
+
+def cpu_seconds(address: Address) -> float:
+    """Processor time that the server's living processes have taken so far."""
+    ticks = 0
+    for pid in (address.pid, *descendants(address.pid)):
+        # The name, in parentheses, may hold anything; user and system time are the 14th and 15th.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def last_line(text: str) -> str:

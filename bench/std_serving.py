@@ -17,14 +17,13 @@ import statistics
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import uvloop
 
 from bench.closed_loop import Until
 from bench.common import Row, parser, report
-from bench.endpoint import NotAvailableError, launched
+from bench.endpoint import MetricsProbe, NotAvailableError, cpu_seconds, launched
 from bench.prediction import missing_row, row_of
 from bench.std_official import OFFICIAL
 from bench.systems import SINGLE, STANDARD, Endpoint, Setup, running
@@ -38,7 +37,9 @@ from bench.throughput_options import (
 from bench.throughput_tables import plot, print_missing, short
 from bench.workloads import Workload
 
-PROVE_ROUNDS: Final = 3
+PROVE_ROUNDS: Final = 11
+QUICK_ROUNDS: Final = 5
+PROVE_WINDOW: Final = Until(least_s=2.0, most_s=2.5, warm_up_s=0.5, batch_s=0.25)
 ALLOWED: Final = 0.10
 """By how much a server of one model may differ from trserve with its other model idle."""
 
@@ -59,12 +60,14 @@ def run(
     return rows
 
 
-def prove(setup: Setup, workload: Workload, counts: Sequence[int], until: Until) -> list[Row]:
+def prove(setup: Setup, workload: Workload, counts: Sequence[int], *, quick: bool) -> list[Row]:
     """For each model: its own server beside the server of all models with only it writing.
 
-    Windows alternate, so that both see the same machine; the medians of the rounds count.
+    Short windows alternate, so that both see the same machine, in the order A B B A; the median
+    of the ratios of neighbours counts. Processor time for a token stands beside: other processes
+    of the machine change it less.
     """
-    part = replace(until, tokens=until.tokens // PROVE_ROUNDS, least_s=until.least_s / PROVE_ROUNDS)
+    rounds = QUICK_ROUNDS if quick else PROVE_ROUNDS
     rows = []
     for model in setup.models:
         with ExitStack() as stack:
@@ -73,27 +76,55 @@ def prove(setup: Setup, workload: Workload, counts: Sequence[int], until: Until)
             single = Endpoint(stack.enter_context(alone))
             shared = Endpoint(stack.enter_context(both), only=model)
             for count in counts:
-                pairs = [
-                    [
-                        uvloop.run(up.measure(count, workload, part)).tokens_per_s
-                        for up in (single, shared)
-                    ]
-                    for _ in range(PROVE_ROUNDS)
-                ]
+                pairs = [_pair(single, shared, count, workload, turn) for turn in range(rounds)]
                 rows.append(_proof(model, workload, count, pairs))
     return rows
 
 
-def _proof(model: str, workload: Workload, count: int, pairs: Sequence[Sequence[float]]) -> Row:
-    single, shared = (statistics.median(values) for values in zip(*pairs, strict=True))
+class Sample(NamedTuple):
+    """One short window: tokens/s, and the server's processor time for a token."""
+
+    tokens_per_s: float
+    cpu_us: float
+
+
+def _pair(
+    single: Endpoint, shared: Endpoint, count: int, workload: Workload, turn: int
+) -> tuple[Sample, Sample]:
+    """Both, one after the other; every other turn the second comes first."""
+    order = (shared, single) if turn % 2 else (single, shared)
+    found = {up: uvloop.run(_sample(up, count, workload)) for up in order}
+    return found[single], found[shared]
+
+
+async def _sample(up: Endpoint, count: int, workload: Workload) -> Sample:
+    probe = await MetricsProbe.open(up.address)
+    before, began = await probe.read(), cpu_seconds(up.address)
+    window = await up.measure(count, workload, PROVE_WINDOW)
+    took, after = cpu_seconds(up.address) - began, await probe.read()
+    probe.close()
+    tokens = sum(after.tokens) - sum(before.tokens)
+    return Sample(window.tokens_per_s, 1e6 * took / tokens)
+
+
+def _proof(
+    model: str, workload: Workload, count: int, pairs: Sequence[tuple[Sample, Sample]]
+) -> Row:
+    single, shared = zip(*pairs, strict=True)
+    ratios = sorted(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
+    ratio = statistics.median(ratios)
     return {
         "model": model,
         "workload": workload.name,
         "concurrency": count,
-        "std_tokens_per_s": single,
-        "trserve_tokens_per_s": shared,
-        "ratio": single / shared,
-        "within_10_percent": abs(single / shared - 1) <= ALLOWED,
+        "std_tokens_per_s": statistics.median(each.tokens_per_s for each in single),
+        "trserve_tokens_per_s": statistics.median(each.tokens_per_s for each in shared),
+        "ratio": ratio,
+        "ratio_lowest": ratios[0],
+        "ratio_highest": ratios[-1],
+        "std_cpu_us": statistics.median(each.cpu_us for each in single),
+        "trserve_cpu_us": statistics.median(each.cpu_us for each in shared),
+        "within_10_percent": abs(ratio - 1) <= ALLOWED,
     }
 
 
@@ -119,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         report("std_serving", args, profile(setup), f"one call of the SLM's server; {title}")
     elif args.prove:
-        rows = prove(setup, workload, concurrencies(args), until_of(args))
+        rows = prove(setup, workload, concurrencies(args), quick=args.quick)
         report("std_serving", args, rows, f"whole answers, no routing; {title}")
     else:
         rows = _measured(args, setup, workload)
