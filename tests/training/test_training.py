@@ -25,9 +25,8 @@ from trserve.training.networks import R2R_CLASS
 from trserve.training.r2r import Shape, train_r2r
 from trserve.training.report import Trained, write
 
-ROUTERS = ("r2r", "confidence", "citer", "co-llm")
-STEPS = {"r2r": 80, "co-llm": 200}
-"""Of the others 600."""
+ROUTERS = ("r2r", "confidence", "co-llm")
+STEPS = {"r2r": 80, "co-llm": 200, "confidence": 600}
 
 
 def embedding() -> torch.Tensor:
@@ -36,15 +35,13 @@ def embedding() -> torch.Tensor:
 
 def trained(router: str, rows: Dataset, seed: int = 0, lines: list[str] | None = None) -> Trained:
     say = [].append if lines is None else lines.append
-    recipe = Recipe(steps=STEPS.get(router, 600), batch=256, rate=3e-3, seed=seed)
+    recipe = Recipe(steps=STEPS[router], batch=256, rate=3e-3, seed=seed)
     setting = Setting(recipe, held_out=0.2, say=say)
     if router == "r2r":
         return train_r2r(rows, rows.differs, embedding(), Shape((16, 12), expansion=2), setting)
     if router == "co-llm":
         return train_co_llm(rows, setting)
-    return train_mlp(
-        "citer" if router == "citer" else "confidence", rows, 1 - rows.differs, setting
-    )
+    return train_mlp("confidence", rows, 1 - rows.differs, setting)
 
 
 @pytest.fixture(scope="module")
