@@ -19,10 +19,13 @@ def late_by(wait_ns: int) -> int:
 
 
 def test_a_wait_ends_on_time() -> None:
+    """Of three rounds the best: what else runs on the machine takes its turns too."""
     set_timer_slack()
-    late = [late_by(wait) for wait in (50_000, 1 * MS, 3 * MS) for _ in range(40)]
-    assert min(late) >= 0
-    assert statistics.median(late) < 300_000
+    rounds = [
+        [late_by(wait) for wait in (50_000, 1 * MS, 3 * MS) for _ in range(20)] for _ in range(3)
+    ]
+    assert min(map(min, rounds)) >= 0
+    assert min(map(statistics.median, rounds)) < 300_000
 
 
 def test_a_moment_that_has_passed_costs_nothing() -> None:
@@ -34,12 +37,17 @@ def test_a_moment_that_has_passed_costs_nothing() -> None:
 
 def test_a_late_wake_is_not_carried_over() -> None:
     """Deadlines are absolute, so a step that follows a late one ends when it would have."""
-    began = time.monotonic_ns()
-    for step in range(1, 31):
-        if step % 10 == 0:
-            time.sleep(0.004)  # the host is late
-        wait_until(began + step * 5 * MS, lambda: None)
-    assert 150 * MS <= time.monotonic_ns() - began < 155 * MS + 20 * MS
+
+    def thirty_steps() -> int:
+        began = time.monotonic_ns()
+        for step in range(1, 31):
+            if step % 10 == 0:
+                time.sleep(0.004)  # the host is late
+            wait_until(began + step * 5 * MS, lambda: None)
+        return time.monotonic_ns() - began
+
+    took = [thirty_steps() for _ in range(3)]
+    assert 150 * MS <= min(took) < 160 * MS
 
 
 def test_a_long_wait_gives_signs_of_life() -> None:

@@ -40,11 +40,15 @@ def test_it_says_what_it_is(pair: Server) -> None:
 
 def test_an_answer_takes_the_steps_of_its_model(pair: Server) -> None:
     for name, step_s in (("0.6b", STEP_S), ("32b", LARGE_S)):
-        began = time.monotonic()
-        usage = ask(pair, 50, trserve={"only": name})["usage"]
-        took = time.monotonic() - began
-        assert usage["trserve"]["tokens"][name] == 50
-        assert 50 * step_s <= took < 1.5 * 50 * step_s + 0.3
+        took = []
+        for _ in range(3):  # on a busy machine, one of them is undisturbed
+            began = time.monotonic()
+            usage = ask(pair, 50, trserve={"only": name})["usage"]
+            took.append(time.monotonic() - began)
+            assert usage["trserve"]["tokens"][name] == 50
+            if took[-1] < 1.2 * 50 * step_s:
+                break
+        assert 50 * step_s <= min(took) < 1.5 * 50 * step_s + 0.1
 
 
 def test_requests_travel_as_the_profile_says(pair: Server) -> None:
@@ -98,11 +102,15 @@ def test_three_models_serve_and_each_writes_its_share() -> None:
 def test_one_model_of_a_profile_serves_alone() -> None:
     with Server([*EMULATED, "--models", "32b", "--profile", "a100-0.6b-32b"]) as server:
         assert (server.models, server.router) == (["32b"], "none")
-        began = time.monotonic()
-        concurrently(lambda seed: ask(server, 20, seed=seed), range(4), 4)
-        took = time.monotonic() - began
+        took = []
+        for _ in range(3):
+            began = time.monotonic()
+            concurrently(lambda seed: ask(server, 20, seed=seed), range(4), 4)
+            took.append(time.monotonic() - began)
+            if took[-1] < 1.5 * 20 * LARGE_S:
+                break
         # Four at once in the steps of one: the curve is flat.
-        assert 20 * LARGE_S <= took < 2 * 20 * LARGE_S + 0.5
+        assert 20 * LARGE_S <= min(took) < 2 * 20 * LARGE_S
 
 
 @pytest.mark.slow
