@@ -13,9 +13,11 @@ from click.testing import CliRunner
 from trserve import demo
 from trserve.cli import main
 from trserve.config import config_from_flags
+from trserve.errors import ConfigError, RequestError
 from trserve.plan import make_plan
 from trserve.router_lib.base import RouterContext, StepResult
 from trserve.router_lib.registry import load_router_class
+from trserve.training.collect import Source
 from trserve.training.command import ROUTERS
 from trserve.training.demo import demo_prompts
 
@@ -93,6 +95,16 @@ def test_what_is_wrong_is_said_with_its_flag(prompts: Path, tmp_path: Path) -> N
         assert result.exit_code == 2
         assert message in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_prompt_that_the_models_refuse_is_an_error_of_the_file() -> None:
+    class Refusing:
+        def generate(self, *args: Any, **options: Any) -> Any:
+            raise RequestError("the prompt has 2000 tokens, the models take 1024")
+
+    refusing: Any = Refusing()
+    with pytest.raises(ConfigError, match="--prompts: the prompt has 2000 tokens"):
+        Source(("tiny", "small"), max_tokens=8).answer(refusing, ["long"], print)
 
 
 @pytest.mark.parametrize("router", ROUTERS)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trserve import Engine, Recording
+from trserve import Engine, Recording, SamplingParams
 from trserve.config import config_from_flags
-from trserve.errors import ConfigError
+from trserve.errors import ConfigError, RequestError
 from trserve.offline.answers import Completion
 from trserve.plan import ServerPlan, make_plan
 from trserve.training.dataset import Dataset, dataset_of
@@ -51,6 +51,11 @@ class Source:
         self.plan: ServerPlan = make_plan(config_from_flags({**self._settings, "router": "none"}))
 
     @property
+    def context(self) -> int:
+        """Tokens that both models have positions for."""
+        return min(model.max_model_len for model in self.plan.models)
+
+    @property
     def num_logits(self) -> int:
         """How many of the largest logits are recorded."""
         return min(TOP_LOGITS, self.plan.tokenizer_size)
@@ -72,11 +77,25 @@ class Source:
     def answer(
         self, engine: Engine, prompts: Sequence[Any], say: Say, **options: Any
     ) -> list[Completion]:
-        """Greedy answers to ``prompts``, in their order."""
-        given = {"max_tokens": self._max_tokens, "temperature": 0, **options}
+        """Greedy answers to ``prompts``, in their order.
+
+        Raises:
+            ConfigError: one is refused, because it is longer than the models' context, say.
+        """
         answers: list[Completion] = []
         for start in range(0, len(prompts), CHUNK):
-            found = engine.generate(list(prompts[start : start + CHUNK]), **given)
+            part = list(prompts[start : start + CHUNK])
+            limits = [SamplingParams(max_tokens=self._limit(prompt)) for prompt in part]
+            try:
+                found = engine.generate(part, limits, temperature=0, **options)
+            except RequestError as error:
+                raise ConfigError(f"--prompts: {error}") from None
             answers += found if isinstance(found, list) else [found]
             say(f"{len(answers)} of {len(prompts)} prompts answered")
         return answers
+
+    def _limit(self, prompt: Any) -> int:
+        """Tokens that may follow; of ids it is known how many fit."""
+        if isinstance(prompt[0], int):
+            return min(self._max_tokens, self.context - len(prompt))
+        return self._max_tokens

@@ -70,14 +70,15 @@ def _parameters() -> list[click.Parameter]:
 
 
 def _train_router(**values: Any) -> None:
-    from trserve.errors import StartupError
+    from trserve.errors import StartupError, TrserveError
     from trserve.training.command import train_router
 
     try:
         train_router(**values)
-    except StartupError as error:
+    except TrserveError as error:
         click.echo(f"trserve: {error}", err=True)
-        raise SystemExit(error.exit_code) from None
+        code = error.exit_code if isinstance(error, StartupError) else 1
+        raise SystemExit(code) from None
 
 
 def train_router_command() -> click.Command:

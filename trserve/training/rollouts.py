@@ -37,7 +37,7 @@ class RollOuts:
     def results(self, rows: torch.Tensor, tokens: torch.Tensor, say: Say) -> list[str]:
         """The result of each answer of ``rows`` (indices [R]), with ``tokens`` [R] there."""
         heads = [self._head(row, int(t)) for row, t in zip(rows.tolist(), tokens, strict=True)]
-        going = [index for index, (_, head) in enumerate(heads) if head[-1] not in self._ends]
+        going = [index for index, pair in enumerate(heads) if self._goes_on(*pair)]
         prompts = [list(heads[index][0]) + heads[index][1] for index in going]
         found = self._source.answer(self._engine, prompts, say, **self._options)
         texts = [self._text(head) for _, head in heads]
@@ -51,6 +51,9 @@ class RollOuts:
         answer = self._collected.answers[int(dataset.request[row])]
         before = answer.token_ids[: int(dataset.position[row])]
         return answer.prompt_token_ids, [*before, token]
+
+    def _goes_on(self, prompt: Sequence[int], head: Sequence[int]) -> bool:
+        return head[-1] not in self._ends and len(prompt) + len(head) < self._source.context
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
