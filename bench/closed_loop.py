@@ -26,13 +26,16 @@ class Counts:
     """Totals since the server began; ``at_s`` is ``time.perf_counter``.
 
     ``tokens`` are committed ones by model, ``handoffs`` moves of a request from model to model,
-    ``extra`` other totals by name.
+    ``extra`` other totals by name. Of now are ``thresholds`` and ``step_ms``: each model's batch
+    threshold and step latency, empty where nobody says.
     """
 
     at_s: float
     tokens: tuple[int, ...]
     handoffs: int = 0
     extra: dict[str, float] = field(default_factory=dict)
+    thresholds: tuple[int, ...] = ()
+    step_ms: tuple[float, ...] = ()
 
 
 class Probe(Protocol):
@@ -84,7 +87,10 @@ class Until:
 
 @dataclass(frozen=True)
 class Window:
-    """What was measured. ``relative_error`` is that of ``tokens_per_s``, by batch means."""
+    """What was measured. ``relative_error`` is that of ``tokens_per_s``, by batch means.
+
+    ``thresholds`` and ``step_ms`` are those at its end.
+    """
 
     concurrency: int
     seconds: float
@@ -94,6 +100,8 @@ class Window:
     ttft_ms: float | None
     latency_s: float | None
     extra: dict[str, float]
+    thresholds: tuple[int, ...] = ()
+    step_ms: tuple[float, ...] = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -168,6 +176,8 @@ def window_of(readings: Sequence[Counts], record: Record, concurrency: int) -> W
         statistics.median(ttfts) * 1e3 if ttfts else None,
         statistics.mean(inside[1]) if inside[1] else None,
         {name: value - first.extra.get(name, 0.0) for name, value in last.extra.items()},
+        last.thresholds,
+        last.step_ms,
     )
 
 

@@ -28,7 +28,11 @@ from tests.serverproc import Server, StartFailedError
 ANSWER_TIMEOUT_S: Final = 900.0
 SCRAPE_TIMEOUT_S: Final = 30.0
 COMPLETIONS: Final = "/v1/completions"
-_TOTAL: Final = re.compile(rb"^(trserve_\w+_total)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+_SAMPLE: Final = re.compile(
+    rb"^(trserve_\w+_total|trserve_batch_threshold|trserve_step_latency_seconds)"
+    rb"(?:\{([^}]*)\})? (\S+)$",
+    re.MULTILINE,
+)
 
 
 class NotAvailableError(Exception):
@@ -162,12 +166,21 @@ class MetricsProbe:
 
 
 def counts_of(text: bytes, models: Sequence[str], at_s: float) -> Counts:
-    """The totals in a page of metrics; ``extra`` has them all, as ``name{labels}``."""
-    totals: dict[str, float] = {}
-    for name, labels, value in _TOTAL.findall(text):
+    """What a page of metrics says; ``extra`` has all totals, as ``name{labels}``."""
+    found: dict[str, float] = {}
+    for name, labels, value in _SAMPLE.findall(text):
         key = f"{name.decode()}{{{labels.decode()}}}" if labels else name.decode()
-        totals[key] = float(value)
-    tokens = [
-        int(totals[f'trserve_generation_tokens_total{{model="{model}"}}']) for model in models
-    ]
-    return Counts(at_s, tuple(tokens), int(totals["trserve_handoffs_total"]), totals)
+        found[key] = float(value)
+
+    def of_models(name: str) -> list[float]:
+        keys = [f'{name}{{model="{model}"}}' for model in models]
+        return [found[key] for key in keys] if all(key in found for key in keys) else []
+
+    return Counts(
+        at_s,
+        tuple(map(int, of_models("trserve_generation_tokens_total"))),
+        int(found["trserve_handoffs_total"]),
+        {key: value for key, value in found.items() if key.partition("{")[0].endswith("_total")},
+        tuple(map(int, of_models("trserve_batch_threshold"))),
+        tuple(1e3 * seconds for seconds in of_models("trserve_step_latency_seconds")),
+    )

@@ -10,15 +10,17 @@ from typing import Final
 
 from bench.closed_loop import Window
 from bench.common import Row
-from bench.systems import LLM_ONLY, SINGLE, Algorithm, Setup, Vector
+from bench.systems import LLM_ONLY, SCHEDULED, SINGLE, Algorithm, Setup, Vector
 from bench.workloads import Workload
 from trserve.sched.algorithms import behaviour
 from trserve.sched.markov import throughput
 from trserve.sched.search import Solution, search
-from trserve.sched.system import Latency, System, interpolate, make_system
+from trserve.sched.system import DEFAULT_DELTA_MS, Latency, System, interpolate, make_system
 from trserve.sched.vectors import is_feasible
 
 SEARCH_BUDGET_S: Final = 20.0
+FEWEST_QUANTA: Final = 10
+"""Of the shortest step, in the scheduling model's time."""
 
 
 def realised(algorithm: Algorithm, window: Window) -> tuple[float, ...] | None:
@@ -52,10 +54,18 @@ def latencies(setup: Setup) -> tuple[Latency, ...] | None:
     return tuple(each.step.curve for each in found if each is not None)
 
 
+def measured_latencies(setup: Setup, window: Window) -> tuple[Latency, ...] | None:
+    """What the server said of its steps at the window's end; None unless it did of every model."""
+    known = len(window.step_ms) == len(setup.models) and min(window.step_ms) > 0
+    return window.step_ms if known else None
+
+
 def system_at(algorithm: str, values: Sequence[float], latency_ms: Sequence[Latency]) -> System:
     """The scheduling model's system at probabilities ``values``."""
     routing, tokens = behaviour(algorithm, values)
-    return make_system(routing.tolist(), tokens.tolist(), list(latency_ms))
+    shortest = min(interpolate(each, 1) for each in latency_ms)
+    delta_ms = min(DEFAULT_DELTA_MS, shortest / FEWEST_QUANTA)
+    return make_system(routing.tolist(), tokens.tolist(), list(latency_ms), delta_ms=delta_ms)
 
 
 def best(system: System, concurrency: int) -> Solution:
@@ -68,9 +78,10 @@ def predicted(
 ) -> float | None:
     """Tokens/s of the system ``name`` at the realised probabilities; None where nothing is known.
 
-    A server alone takes all N requests in every step. For auto it is the best T(B).
+    A server alone takes all N requests in every step. For auto it is the best T(B). Latencies are
+    the profile's, or those that the server measured meanwhile (at the width that it usually had).
     """
-    curves = latencies(setup)
+    curves = latencies(setup) or measured_latencies(setup, window)
     if curves is None:
         return None
     n = window.concurrency
@@ -88,6 +99,13 @@ def predicted(
     return throughput(system, n, [thresholds])[0]
 
 
+def thresholds_of(name: str, window: Window, vector: Vector | None) -> list[int] | None:
+    """The batch thresholds in force; None where a system has none."""
+    if name in SCHEDULED and (vector or window.thresholds):
+        return list(vector or window.thresholds)
+    return None
+
+
 def row_of(
     name: str, setup: Setup, workload: Workload, window: Window, vector: Vector | None = None
 ) -> Row:
@@ -99,7 +117,7 @@ def row_of(
         "workload": workload.name,
         "system": name,
         "concurrency": window.concurrency,
-        "batch_threshold": list(vector) if vector else None,
+        "batch_threshold": thresholds_of(name, window, vector),
         "tokens_per_s": window.tokens_per_s,
         "predicted_tokens_per_s": predicted(name, setup, window, vector),
         "per_user_tokens_per_s": window.per_user_tokens_per_s,

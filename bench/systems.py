@@ -4,8 +4,8 @@
 - ``std-serving``: a server a model and an external dispatcher (``std_dispatch``);
   ``official-co-llm`` and ``official-citer`` are its variations (``std_official``).
 - ``step-sync``, ``model-sync``, ``eager``, ``delayed-fixed``, ``delayed-auto``: one trserve server
-  with ``--batch-threshold`` accordingly. Where the server refuses that, the system is not available
-  and the row says why.
+  with ``--schedule`` or ``--batch-threshold`` accordingly. Where the server refuses that, the
+  system is not available and the row says why.
 
 All have the same device, profile, threads and prefix cache. Knows no tables and no predictions.
 """
@@ -30,7 +30,8 @@ LLM_ONLY: Final = "llm-only"
 SLM_ONLY: Final = "slm-only"
 STANDARD: Final = "std-serving"
 SINGLE: Final = {SLM_ONLY: 0, LLM_ONLY: -1}
-SCHEDULED: Final = ("step-sync", "model-sync", "eager", "delayed-fixed", "delayed-auto")
+LOCKSTEP: Final = ("step-sync", "model-sync")
+SCHEDULED: Final = (*LOCKSTEP, "eager", "delayed-fixed", "delayed-auto")
 SYSTEMS: Final = (LLM_ONLY, SLM_ONLY, STANDARD, *SCHEDULED)
 _ONE_WAY: Final = ("r2r", "citer", "co-llm", "confidence")
 
@@ -162,7 +163,7 @@ def running(system: str, setup: Setup, vector: Vector | None = None) -> Iterator
             yield Standard(servers, lambda seed: setup.algorithm.policy(seed, setup.vocabulary))
         else:
             router = setup.algorithm.router_arguments(setup.device)
-            gate = ["--batch-threshold", threshold_text(system, vector, len(setup.models))]
+            gate = gate_arguments(system, vector, len(setup.models))
             arguments = [*setup.arguments(setup.models), *router, *gate]
             yield Endpoint(stack.enter_context(launched(arguments)))
 
@@ -177,14 +178,14 @@ def single_servers(
     )
 
 
-def threshold_text(system: str, vector: Vector | None, models: int) -> str:
-    """What ``--batch-threshold`` is for a scheduled system."""
-    if system == "eager":
-        return ",".join("1" * models)
+def gate_arguments(system: str, vector: Vector | None, models: int) -> list[str]:
+    """The flags that make a server schedule as ``system`` does."""
+    if system in LOCKSTEP:
+        return ["--schedule", system]
     if system == "delayed-auto":
-        return "auto"
-    if system == "delayed-fixed":
-        if vector is None:
-            raise ValueError("delayed-fixed needs a vector")
-        return ",".join(map(str, vector))
-    return system
+        return ["--batch-threshold", "auto"]
+    if system == "eager":
+        vector = (1,) * models
+    if vector is None:
+        raise ValueError(f"{system} needs a vector")
+    return ["--batch-threshold", ",".join(map(str, vector))]

@@ -21,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: more only spin in
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 import uvloop
 
@@ -38,6 +40,9 @@ from bench.throughput_options import (
 )
 from bench.throughput_tables import plot, print_missing, print_published, print_ratios, short
 from bench.workloads import WORKLOADS, Workload
+
+AUTO_WARM_UP_S: Final = 8.0
+"""Until thresholds that follow the load have found it."""
 
 
 def cells(args: Namespace) -> list[tuple[Setup, Workload]]:
@@ -65,6 +70,8 @@ def measure_cell(
 
 def _system(system: str, setup: Setup, workload: Workload, args: Namespace) -> list[Row]:
     until = until_of(args)
+    if system == "delayed-auto":
+        until = replace(until, warm_up_s=AUTO_WARM_UP_S)
     if system != "delayed-fixed":
         with running(system, setup) as up:
             windows = [

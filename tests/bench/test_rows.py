@@ -1,13 +1,14 @@
 """What is made of measurements: probabilities, predictions, rows, tables and flags."""
 
 import argparse
+from dataclasses import replace
 
 import pytest
 
 from bench.closed_loop import Window
 from bench.endpoint import counts_of
 from bench.prediction import predicted, realised, row_of
-from bench.systems import Algorithm, Setup, threshold_text
+from bench.systems import Algorithm, Setup, gate_arguments
 from bench.throughput_options import add_arguments, algorithm_of, setup_of, workload_of
 from bench.throughput_reproduce import fast_profile, timeout_share
 from bench.throughput_tables import ratios, short
@@ -23,6 +24,9 @@ trserve_generation_tokens_total{model="b/c"} 1e+06
 trserve_handoffs_total 7.0
 trserve_gate_openings_total{model="a",reason="timeout"} 1.0
 trserve_num_requests_running 3.0
+trserve_batch_threshold{model="a"} 1.0
+trserve_batch_threshold{model="b/c"} 5.0
+trserve_step_latency_seconds{model="a"} 0.006
 """
 
 
@@ -35,6 +39,9 @@ def test_totals_are_read_from_a_page_of_metrics():
     assert counts.tokens == (12, 1_000_000) and counts.handoffs == 7 and counts.at_s == 1.5
     assert 'trserve_gate_openings_total{model="a",reason="timeout"}' in counts.extra
     assert "trserve_num_requests_running" not in counts.extra
+    assert "trserve_batch_threshold" not in " ".join(counts.extra)
+    assert counts.thresholds == (1, 5)
+    assert counts.step_ms == ()  # one model says nothing yet
 
 
 def test_realised_probabilities():
@@ -68,6 +75,15 @@ def test_nothing_is_predicted_where_nothing_is_known():
     assert predicted("delayed-fixed", EMULATED, window((650, 350), 700), (3, 3)) is None
 
 
+def test_without_a_profile_the_servers_own_latencies_count():
+    real = Setup(("tiny", "small"), "cpu", R2R)
+    seen = replace(window((650, 350), 700), step_ms=(0.6, 2.79), thresholds=(1, 3))
+    assert predicted("eager", real, seen) == pytest.approx(1871.9, rel=0.02)
+    assert predicted("eager", real, replace(seen, step_ms=(0.6, 0.0))) is None
+    assert row_of("delayed-auto", real, LOW, seen)["batch_threshold"] == [1, 3]
+    assert row_of("llm-only", real, LOW, seen)["batch_threshold"] is None
+
+
 def test_a_row_has_the_keys_that_stay():
     row = row_of("eager", EMULATED, LOW, window((650, 350), 700))
     wanted = {"algorithm", "workload", "system", "concurrency", "batch_threshold", "tokens_per_s"}
@@ -89,11 +105,13 @@ def test_ratios_stand_beside_standard_serving_of_the_same_cell():
     assert found["eager"] == 2 and found["llm-only"] == 0.5 and found["concurrency"] == 4
 
 
-def test_thresholds_as_the_server_reads_them():
-    assert threshold_text("eager", None, 3) == "1,1,1"
-    assert threshold_text("delayed-fixed", (2, 10), 2) == "2,10"
-    assert threshold_text("delayed-auto", None, 2) == "auto"
-    assert threshold_text("step-sync", None, 2) == "step-sync"
+def test_schedules_as_the_server_reads_them():
+    assert gate_arguments("eager", None, 3) == ["--batch-threshold", "1,1,1"]
+    assert gate_arguments("delayed-fixed", (2, 10), 2) == ["--batch-threshold", "2,10"]
+    assert gate_arguments("delayed-auto", None, 2) == ["--batch-threshold", "auto"]
+    assert gate_arguments("step-sync", None, 2) == ["--schedule", "step-sync"]
+    with pytest.raises(ValueError, match="needs a vector"):
+        gate_arguments("delayed-fixed", None, 2)
 
 
 def test_routers_on_real_and_on_emulated_devices():
