@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from trserve.config_endpoint import EndpointConfig
-from trserve.keys import digest, read_admin_key, read_api_keys
+from trserve.keys import (
+    ADMIN_VARIABLE,
+    API_VARIABLE,
+    digest,
+    read_admin_key,
+    read_api_keys,
+)
+
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,3 +61,17 @@ def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
         log_requests=config.log_requests,
         log_format=config.log_format,
     )
+
+
+def cautions(config: EndpointConfig, plan: EndpointPlan) -> list[str]:
+    """What a person should know of these settings, one line each."""
+    found: list[str] = []
+    given = (*config.api_key, *([config.admin_key] if config.admin_key else ()))
+    if any(not key.startswith("@") for key in given):
+        found.append(
+            "a key on the command line can be seen in the list of processes; give @FILE, or set "
+            f"{API_VARIABLE} or {ADMIN_VARIABLE}"
+        )
+    if not plan.api_keys and config.host not in _LOOPBACK:
+        found.append(f"anyone who can reach {config.host} may ask; --api-key changes that")
+    return found

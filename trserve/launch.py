@@ -5,7 +5,9 @@ Knows what has to be there before the supervisor starts; nothing of what it supe
 
 from __future__ import annotations
 
+from trserve.banner import show_note
 from trserve.config import LaunchConfig
+from trserve.endpoint_plan import cautions
 from trserve.front import HttpFront, listen
 from trserve.ipc.instance import sweep_dead_instances
 from trserve.ipc.process import become_subreaper
@@ -16,6 +18,8 @@ from trserve.plan import make_plan
 def launch(config: LaunchConfig) -> int:
     """Run a server until it ends; returns the exit code. Raises StartupError before it starts."""
     plan = make_plan(config)
+    for caution in cautions(config.endpoint, plan.endpoint):
+        show_note(caution)
     listener = listen(config.endpoint.host, config.endpoint.port)
     try:
         sweep_dead_instances()

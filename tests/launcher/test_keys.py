@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from trserve.cli import main
 from trserve.config import config_from_flags
 from trserve.config_endpoint import EndpointConfig
 from trserve.config_values import parse_compat, parse_keys, parse_origins
-from trserve.endpoint_plan import EndpointPlan, plan_endpoint
+from trserve.endpoint_plan import EndpointPlan, cautions, plan_endpoint
 from trserve.errors import ConfigError
 from trserve.keys import ADMIN_VARIABLE, API_VARIABLE, digest, new_key
 
@@ -121,3 +122,26 @@ def test_origins_and_compatible_names() -> None:
     assert parse_compat("vLLM,sglang") == ("vllm", "sglang")
     with pytest.raises(ValueError, match="tgi"):
         parse_compat("tgi")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, []),
+        ({"host": "::1"}, []),
+        ({"host": "0.0.0.0"}, ["anyone who can reach 0.0.0.0"]),
+        ({"host": "0.0.0.0", "api_key": ("@FILE",)}, []),
+        ({"api_key": (SECRET,)}, ["list of processes"]),
+        ({"admin_key": SECRET}, ["list of processes"]),
+    ],
+    ids=str,
+)
+def test_what_a_person_is_told(tmp_path: Path, settings: dict[str, Any], says: list[str]) -> None:
+    file = tmp_path / "keys"
+    file.write_text(SECRET)
+    given = {k: (f"@{file}",) if v == ("@FILE",) else v for k, v in settings.items()}
+    config = EndpointConfig(**given)
+    found = cautions(config, plan_endpoint(config))
+    assert len(found) == len(says)
+    for line, part in zip(found, says, strict=True):
+        assert part in line and SECRET not in line
