@@ -14,6 +14,8 @@ from trserve.config_values import parse_compat, parse_keys, parse_names, parse_o
 from trserve.errors import ConfigError
 
 LOG_FORMATS: Final = ("text", "json")
+REASONING_PARSERS: Final = ("auto", "none", "qwen3", "deepseek-r1", "deepseek_r1")
+TOOL_CALL_PARSERS: Final = ("auto", "hermes", "qwen", "qwen25", "qwen3_coder")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,18 @@ class EndpointConfig:
     )
     body_timeout_s: float = option(
         15.0, "Seconds in which 16 KiB more of a body, or its end, must be here, 0: no limit (408)."
+    )
+    reasoning_parser: str = option(
+        REASONING_PARSERS[0],
+        "Whether chats tell what stands between <think> and </think> from the answer: auto where "
+        "the chat template knows of it, none never; any other name always.",
+        choices=REASONING_PARSERS,
+    )
+    tool_call_parser: str = option(
+        TOOL_CALL_PARSERS[0],
+        "For launch scripts of other servers: the formats of all names are told apart by "
+        "themselves.",
+        choices=TOOL_CALL_PARSERS,
     )
     incremental_streaming_output: bool = option(
         False,

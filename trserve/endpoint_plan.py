@@ -36,6 +36,7 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_s: float = 15.0
     sse_keep_alive_s: float = 0.0
     incremental_streaming_output: bool = False
+    reasoning_parser: str = "auto"
     metrics_compat: tuple[str, ...] = ()
     log_requests: bool = True
     log_format: str = "text"
@@ -57,6 +58,7 @@ def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
         body_timeout_s=config.body_timeout_s,
         sse_keep_alive_s=config.sse_keep_alive_s,
         incremental_streaming_output=config.incremental_streaming_output,
+        reasoning_parser=config.reasoning_parser,
         metrics_compat=config.metrics_compat,
         log_requests=config.log_requests,
         log_format=config.log_format,

@@ -212,6 +212,32 @@ def test_equals_transformers(reference, template, chat, kwargs):
     assert messages == before
 
 
+CONTINUED = ["Well, ", "Well", "  x\n", "x"]
+
+
+@pytest.mark.parametrize("content", CONTINUED)
+@pytest.mark.parametrize("template", ["qwen", "trimming"])
+def test_a_last_message_goes_on_as_transformers_has_it(reference, template, content):
+    text = (
+        QWEN if template == "qwen" else "{% for m in messages %}<{{ m.content|trim }}>{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]
+    expected = reference.apply_chat_template(
+        messages, chat_template=text, tokenize=False, continue_final_message=True
+    )
+    ours = ChatTemplate(text, VARIABLES)
+    found = ours.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert found == expected
+
+
+@pytest.mark.parametrize("content", ["", " ", "shown nowhere"])
+def test_a_last_message_that_is_not_shown_cannot_go_on(content):
+    template = ChatTemplate("{{ messages|length }}")
+    with pytest.raises(RequestError) as refused:
+        template.render([{"role": "user", "content": content}], continue_final_message=True)
+    assert refused.value.param == "continue_final_message"
+
+
 def test_the_comparison_covers_both_outcomes(reference):
     """Guards the test above: most templates render, and the refusing ones do refuse."""
     template = ChatTemplate(MISTRAL, VARIABLES)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.small_tokenizers import byte_level, save
 from tests.gateway.stack import ListSink, completion, new_plan
 from tests.ipc.memory import memory
+from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
 from trserve.gateway.dispatcher import Job
 from trserve.gateway.prompts import Prompt
@@ -269,3 +271,34 @@ def test_text_and_chats_are_tokenized(service: Service) -> None:
         service, GenerationRequest(kind="chat", messages=[{"role": "user", "content": "hello"}])
     )
     assert 0 < len(text.prompt_ids) < len(chat.prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("parser", "template", "fields", "splits"),
+    [
+        ("auto", "{{ messages }}", {}, False),
+        ("auto", "{{ messages }}<think></think>", {}, True),
+        ("auto", "{{ messages }}<think></think>", {"reasoning": "within"}, False),
+        ("auto", "{{ messages }}<think></think>", {"kind": "completion"}, False),
+        ("none", "{{ messages }}<think></think>", {}, False),
+        ("qwen3", "{{ messages }}", {}, True),
+        ("none", "{{ messages }}{{ tools }}", {"tools": [{"function": {"name": "f"}}]}, True),
+    ],
+)
+def test_which_answers_may_have_parts(
+    tmp_path: Path, parser: str, template: str, fields: dict[str, Any], splits: bool
+) -> None:
+    plan = new_plan(tmp_path, endpoint=EndpointPlan(reasoning_parser=parser))
+    save(byte_level(), tmp_path, {"chat_template": template})
+    with memory(slots=plan.slots, row_tokens=plan.row_tokens) as shared:
+        service = Service(plan, shared.slab())
+    request = GenerationRequest(**{"kind": "chat", **fields})
+    assert (service.splitters_of(request) is not None) == splits
+
+
+def test_tools_that_the_template_does_not_show_are_refused(service: Service) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    message = {"role": "user", "content": "x"}
+    with pytest.raises(RequestError) as refused:
+        prepare(service, GenerationRequest(kind="chat", messages=[message], tools=[tool]))
+    assert refused.value.param == "tools"

@@ -205,7 +205,9 @@ class Service:
         self, request: GenerationRequest
     ) -> Callable[[Prompt], PartSplitter | None] | None:
         """What tells the parts of an answer's message apart, if it may have any but content."""
-        reasons = self.tokenizer.has_reasoning and request.reasoning != "within"
+        parser = self.plan.endpoint.reasoning_parser
+        knows = self.tokenizer.has_reasoning if parser == "auto" else parser != "none"
+        reasons = knows and request.reasoning != "within"
         if request.kind != "chat" or not (request.tools or reasons):
             return None
         return lambda prompt: part_splitter(request, prompt.text, reasons=reasons)
