@@ -38,7 +38,7 @@ MAX_TOKENS: Final = 160
 QUICK_TAUS: Final = (0.02, 0.2)
 TAUS: Final = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3)
 TRAINED: Final = ("r2r", "confidence", "citer", "co-llm")
-CURVE_SHARES: Final = (0.01, 0.02, 0.03, 0.035, 0.04, 0.05, 0.07, 0.1, 0.2, 0.3, 0.5)
+CURVE_SHARES: Final = (0.01, 0.02, 0.03, 0.035, 0.04, 0.05, 0.07, 0.1, 0.2, 0.3, 0.5, 0.7)
 QUICK_SHARES: Final = (0.04, 0.1)
 QUERY_SHARES: Final = (0.02, 0.04, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 """Of the problems that the LLM answers."""
