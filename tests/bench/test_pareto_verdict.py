@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench.pareto import QUERY_SHARES, Answer, Outcome, Setting, by_query
 from bench.pareto_verdict import QUERY_LEVEL, accuracy_at, verdict
 from bench.query_level import QueryRouter
 
@@ -48,3 +49,15 @@ def test_the_query_router_orders_prompts_by_what_makes_them_hard() -> None:
     scores, later = router.scores(features[400:]), wrong[400:]
     assert float(((scores > 0.5) == later).float().mean()) > 0.9
     assert float(scores[later].mean()) > 0.5 > float(scores[~later].mean())
+
+
+def test_the_query_router_gives_whole_problems_to_the_llm() -> None:
+    slm = [Answer(right=i < 2, tokens=10, llm_tokens=0, drawn=(10, 0)) for i in range(5)]
+    llm = [Answer(right=True, tokens=20, llm_tokens=20, drawn=(0, 20)) for _ in range(5)]
+    alone = [Outcome(Setting(name, {}), answers, 1.0) for name, answers in (("s", slm), ("l", llm))]
+    found = by_query(*alone, likely_wrong=[0.1, 0.2, 0.9, 0.3, 0.8])
+    at_two_fifths = found[QUERY_SHARES.index(0.4)]
+    assert [answer.llm_tokens > 0 for answer in at_two_fifths.answers] == [0, 0, 1, 0, 1]
+    assert at_two_fifths.accuracy == pytest.approx(0.8)
+    assert at_two_fifths.llm_share == pytest.approx(40 / 70)
+    assert at_two_fifths.parameter_tokens((1, 6)) == 30 + 6 * 40
