@@ -62,12 +62,12 @@ class Launcher:
             arguments=self._arguments,
             watch=self._watch,
             tell=lambda message: self._control.send(GATEWAY_IDENTITY, message),
-            note=self._note,
+            note=front.show_note,
         )
         self._solving = Solving(
-            plan, self._children, self._control, self._arguments, self._watch, self._note
+            plan, self._children, self._control, self._arguments, self._watch, front.show_note
         )
-        self._gateway_watch = GatewayWatch(plan, self._shared, self._start_gateway, self._note)
+        self._gateway_watch = GatewayWatch(plan, self._shared, self._start_gateway, front.show_note)
 
     def __enter__(self) -> Launcher:
         self._pipe = SignalPipe()
@@ -142,9 +142,6 @@ class Launcher:
 
     def _move(self, event: ServerEvent) -> None:
         self._state = advance(self._state, event)
-
-    def _note(self, text: str) -> None:
-        self._front.show_note(text)
 
     # -- children ----------------------------------------------------------------------------
 

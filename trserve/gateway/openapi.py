@@ -22,7 +22,7 @@ _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 _TEXT: Final = "text/plain"
 _REF: Final = "#/components/schemas/{name}"
-PUBLIC: Final = frozenset(("/livez", "/readyz", "/health"))
+PUBLIC: Final = frozenset(("/livez", "/readyz", "/health", "/ping"))
 """What is answered without a key, as ``access`` says."""
 
 
@@ -89,6 +89,7 @@ ROUTES: Final = (
     Route("/v1/detokenize", "POST", "Ids to text.", DetokenizeBody, statuses=(404, *_TAKES)),
     Route("/health", "GET", "Whether requests are taken.", statuses=(503,), query=("deep",)),
     Route("/readyz", "GET", "Whether requests are taken.", statuses=(503,), query=("deep",)),
+    Route("/ping", "GET", "Whether requests are taken.", statuses=(503,), query=("deep",)),
     Route("/livez", "GET", "Whether the gateway lives."),
     Route("/health_generate", "GET", "Whether every model writes a token.", statuses=(503,)),
     Route("/metrics", "GET", "Prometheus' format.", None, (_TEXT,)),
