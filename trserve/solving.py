@@ -16,11 +16,17 @@ from typing import Final
 from trserve.children import Child
 from trserve.errors import StartFailedError
 from trserve.ipc.child import ChildArguments
-from trserve.ipc.control import GATEWAY_IDENTITY, SOLVER_IDENTITY, ControlServer, Message
+from trserve.ipc.control import (
+    GATEWAY_IDENTITY,
+    SOLVER_IDENTITY,
+    ControlServer,
+    Message,
+    worker_identity,
+)
 from trserve.ipc.process import thread_environment
 from trserve.plan import ServerPlan
 
-NEWS: Final = ("thresholds", "routing")
+NEWS: Final = ("thresholds", "routing", "confirmed")
 MOST_DEATHS: Final = 3
 WITHIN_S: Final = 60.0
 FIRST_PAUSE_S: Final = 1.0
@@ -61,6 +67,8 @@ class Solving:
         }
         self._held: Mapping[str, Sequence[int]] | None = None
         self._router: dict[str, float] = {}
+        self._number = -1  # of the gateway's last question, and who has still to confirm it
+        self._unconfirmed = set[str]()
 
     def start(self) -> None:
         """Start it, if there is anything for it to do."""
@@ -74,11 +82,14 @@ class Solving:
                 self._on_end(str(error), time.monotonic())
 
     def on_message(self, message: Message) -> None:
-        """One of :data:`NEWS`, from the solver or the gateway."""
-        if message["type"] == "thresholds":
+        """One of :data:`NEWS`, from the solver, the gateway or a worker."""
+        kind = message["type"]
+        if kind == "thresholds":
             self.on_thresholds(message)
-        else:
+        elif kind == "routing":
             self.on_routing(message)
+        elif message["number"] == self._number:
+            self._on_confirmed(worker_identity(message["model"]))
 
     def on_thresholds(self, message: Message) -> None:
         """It has found better thresholds; they wait while the admin holds others."""
@@ -90,7 +101,8 @@ class Solving:
         """The gateway passes on what the admin wants, or asks what holds.
 
         ``router`` has parameters to change. ``rows`` are thresholds to hold, None for those of
-        the start or the solver; without either key nothing changes.
+        the start or the solver; without either key nothing changes. The answer comes once the
+        workers have taken it in.
         """
         if router := message.get("router"):
             self._router.update(router)
@@ -98,14 +110,35 @@ class Solving:
         if "rows" in message:
             self._held = message["rows"]
             self._tell(self._found if self._held is None else self._held)
-        rows = self._found if self._held is None else self._held
+        self._number = message["number"]
+        self._unconfirmed = set[str]()
+        if "rows" in message or router:
+            self._ask_confirmation()
+        if not self._unconfirmed:
+            self._answer()
+
+    def _ask_confirmation(self) -> None:
+        """What a worker confirms comes behind the news in its queue, so it has those by then."""
+        for child in self._children:
+            if child.ready and child.identity not in (GATEWAY_IDENTITY, SOLVER_IDENTITY):
+                self._unconfirmed.add(child.identity)
+                self._control.send(child.identity, {"type": "confirm", "number": self._number})
+
+    def _on_confirmed(self, identity: str) -> None:
+        if identity in self._unconfirmed:
+            self._unconfirmed.remove(identity)
+            if not self._unconfirmed:
+                self._answer()
+
+    def _answer(self) -> None:
+        """Tell the gateway what is in force."""
         self._control.send(
             GATEWAY_IDENTITY,
             {
                 "type": "routing",
-                "number": message["number"],
+                "number": self._number,
                 "router": self._router,
-                "rows": rows,
+                "rows": self._found if self._held is None else self._held,
                 "held": self._held is not None,
             },
         )
@@ -127,6 +160,7 @@ class Solving:
         """A worker can serve, perhaps in another one's place: it has to know what the others do."""
         for message in self._news.values():
             self._control.send(child.identity, message)
+        self._on_confirmed(child.identity)
 
     def replace(self, child: Child, now: float) -> None:
         """It was reaped: start another one after a pause, or go on without it."""

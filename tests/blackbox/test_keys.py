@@ -16,8 +16,9 @@ KEY, ADMIN, VARIABLE_KEY = "sk-black-box-key", "sk-black-box-admin", "sk-from-th
 SECRETS = (KEY, ADMIN, VARIABLE_KEY)
 ROUTING = "/v1/trserve/routing"
 COMPLETIONS = "/v1/completions"
+LONG = 1000
 BODY = {"prompt": [5, 6, 7], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-ARGS = ["--device", "cpu", "--max-model-len", "256", "--log-format", "json"]
+ARGS = ["--device", "cpu", "--log-format", "json"]
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -71,15 +72,17 @@ def test_router_parameters_change_while_it_serves_and_a_request_has_its_own(serv
 def test_a_change_reaches_a_request_that_is_being_written(server):
     """Also where nothing else happens to the batch, so that its rows are kept."""
     change(server, {"router": {"tau": 1.0}})
-    sent = {**BODY, "max_tokens": 200, "stream": True, "trserve": {"trace": True}}
+    sent = {**BODY, "max_tokens": LONG, "stream": True, "trserve": {"trace": True}}
     with server._exchange("POST", COMPLETIONS, sent, bearer(KEY), 60.0) as response:
         sources: list[int] = []
+        changed: dict[str, Any] = {}
         for line in iter(response.readline, b""):
             if not line.startswith(b"data: {"):
                 continue
             sources += json.loads(line[6:])["choices"][0]["trserve"]["source"]
-            if 20 <= len(sources) < 30:
-                change(server, {"router": {"tau": 0.0}})
+            if not changed and len(sources) >= 20:
+                changed = change(server, {"router": {"tau": 0.0}})
+    assert len(sources) == LONG
     assert set(sources[:10]) == {0} and 1 in sources
     change(server, {"router": {"tau": None}})
 

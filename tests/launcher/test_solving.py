@@ -150,8 +150,15 @@ def test_deaths_that_lie_far_apart_do_not_add_up(scene: Scene) -> None:
 
 
 def ask(scene: Scene, **change: Any) -> Message:
-    """What the gateway is answered."""
+    """What the gateway is answered, once those who are asked have confirmed a change."""
     scene.solving.on_message({"type": "routing", "number": 7, **change})
+    asked = [to for to, message in scene.sent if message["type"] == "confirm"]
+    assert asked == (BOTH if change else [])
+    for model in range(len(asked)):
+        assert scene.sent[-1][1]["type"] != "routing"
+        scene.solving.on_message({"type": "confirmed", "number": 6, "model": model})
+        scene.solving.on_message({"type": "confirmed", "number": 7, "model": model})
+    scene.sent = [each for each in scene.sent if each[1]["type"] != "confirm"]
     to, answer = scene.sent.pop()
     assert (to, answer["type"], answer["number"]) == (GATEWAY_IDENTITY, "routing", 7)
     return answer
@@ -206,3 +213,13 @@ def test_starts_that_are_refused_are_said_and_not_tried_for_ever(
         scene.solving.tick(due)
     assert list(scene.solving.due()) == [] and scene.started == []
     assert len(scene.notes) == 3 and all(note.startswith("no room") for note in scene.notes)
+
+
+def test_a_worker_that_dies_before_it_confirms_is_waited_for_until_another_is_ready(
+    scene: Scene,
+) -> None:
+    scene.solving.on_message({"type": "routing", "number": 1, "router": {"tau": 0.5}})
+    scene.solving.on_message({"type": "confirmed", "number": 1, "model": 0})
+    assert "routing" not in [message["type"] for _, message in scene.sent]
+    scene.solving.on_ready(scene.children[2])
+    assert scene.sent[-1][1]["type"] == "routing"

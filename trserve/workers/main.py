@@ -184,6 +184,8 @@ def _on_control(
         elif kind == "router_config":
             routing.configure(message["values"])
             table.version += 1  # rows that are kept from step to step hold the old values
+        elif kind == "confirm":
+            control.send({"type": "confirmed", "number": message["number"], "model": index})
         elif kind == "flush_cache":
             pool.forget_cached()
             control.send({"type": "cache_flushed", "number": message["number"], "model": index})
