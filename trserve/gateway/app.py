@@ -87,6 +87,7 @@ class App:
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._ready},
             "/readyz": {"GET": self._ready},
+            "/ping": {"GET": self._ready},
             "/livez": {"GET": self._live},
             "/metrics": {"GET": self._metrics},
             "/version": {"GET": self._version},
