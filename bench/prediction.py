@@ -6,9 +6,10 @@ Predictions need the models' step latencies: a profile's, or given ones. Knows n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from bench.closed_loop import Window
+from bench.closed_loop import Until, Window
 from bench.common import Row
 from bench.systems import LLM_ONLY, SCHEDULED, SINGLE, Algorithm, Setup, Vector
 from bench.workloads import Workload
@@ -19,6 +20,9 @@ from trserve.sched.system import DEFAULT_DELTA_MS, Latency, System, interpolate,
 from trserve.sched.vectors import is_feasible
 
 SEARCH_BUDGET_S: Final = 20.0
+READING_MARGIN: Final = 1.5
+"""Reading shares the model with the steps of those that write already."""
+
 FEWEST_QUANTA: Final = 10
 """Of the shortest step, in the scheduling model's time."""
 
@@ -52,6 +56,21 @@ def latencies(setup: Setup) -> tuple[Latency, ...] | None:
     profile = load_profile(setup.profile)
     found = [profile.model(name) for name in setup.models]
     return tuple(each.step.curve for each in found if each is not None)
+
+
+def warmed(until: Until, setup: Setup, workload: Workload, concurrency: int) -> Until:
+    """``until`` with a warm-up in which every model can read all prompts and written contexts.
+
+    Where answers begin staggered the large model first has to read what it did not write; on
+    emulated devices the profile says how fast it does.
+    """
+    if setup.profile is None:
+        return until
+    from trserve.emulated.profile import load_profile
+
+    slowest = min(model.prefill.tokens_per_s for model in load_profile(setup.profile).models)
+    tokens = concurrency * (workload.prompt_tokens + workload.output_tokens / 2)
+    return replace(until, warm_up_s=until.warm_up_s + READING_MARGIN * tokens / slowest)
 
 
 def measured_latencies(setup: Setup, window: Window) -> tuple[Latency, ...] | None:
@@ -100,10 +119,9 @@ def predicted(
 
 
 def thresholds_of(name: str, window: Window, vector: Vector | None) -> list[int] | None:
-    """The batch thresholds in force; None where a system has none."""
-    if name in SCHEDULED and (vector or window.thresholds):
-        return list(vector or window.thresholds)
-    return None
+    """The batch thresholds in force; None where a system has none (a server says 0 then)."""
+    found = vector or window.thresholds
+    return list(found) if name in SCHEDULED and found and min(found) >= 1 else None
 
 
 def row_of(

@@ -24,7 +24,7 @@ import uvloop
 from bench.closed_loop import Until
 from bench.common import Row, parser, report
 from bench.endpoint import MetricsProbe, NotAvailableError, cpu_seconds, launched
-from bench.prediction import missing_row, row_of
+from bench.prediction import missing_row, row_of, warmed
 from bench.std_official import OFFICIAL
 from bench.systems import SINGLE, STANDARD, Endpoint, Setup, running
 from bench.throughput_options import (
@@ -53,7 +53,8 @@ def run(
         try:
             with running(system, setup) as up:
                 for count in counts:
-                    window = uvloop.run(up.measure(count, workload, until))
+                    watched = warmed(until, setup, workload, count)
+                    window = uvloop.run(up.measure(count, workload, watched))
                     rows.append(row_of(system, setup, workload, window))
         except NotAvailableError as error:
             rows.append(missing_row(system, setup, workload, str(error)))

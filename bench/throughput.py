@@ -28,7 +28,7 @@ import uvloop
 
 from bench.common import Row, parser, report
 from bench.endpoint import NotAvailableError
-from bench.prediction import best, latencies, missing_row, row_of, system_at
+from bench.prediction import best, latencies, missing_row, row_of, system_at, warmed
 from bench.systems import SYSTEMS, Setup, Vector, running
 from bench.throughput_options import (
     add_arguments,
@@ -75,14 +75,16 @@ def _system(system: str, setup: Setup, workload: Workload, args: Namespace) -> l
     if system != "delayed-fixed":
         with running(system, setup) as up:
             windows = [
-                uvloop.run(up.measure(count, workload, until)) for count in concurrencies(args)
+                uvloop.run(up.measure(count, workload, warmed(until, setup, workload, count)))
+                for count in concurrencies(args)
             ]
         return [row_of(system, setup, workload, window) for window in windows]
     rows = []
     for count in concurrencies(args):
         vector = fixed_vector(setup, count, args.batch_threshold)
         with running(system, setup, vector) as up:
-            window = uvloop.run(up.measure(count, workload, until))
+            watched = warmed(until, setup, workload, count)
+            window = uvloop.run(up.measure(count, workload, watched))
         rows.append(row_of(system, setup, workload, window, vector))
     return rows
 

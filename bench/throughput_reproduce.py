@@ -31,8 +31,8 @@ import uvloop
 from bench.closed_loop import Until, Window
 from bench.common import Row, print_table
 from bench.endpoint import NotAvailableError
-from bench.prediction import best, latencies, predicted, row_of, system_at
-from bench.systems import STANDARD, Algorithm, Setup, Vector, running
+from bench.prediction import best, latencies, predicted, row_of, system_at, warmed
+from bench.systems import STANDARD, Algorithm, Running, Setup, Vector, running
 from bench.throughput_tables import PUBLISHED_CURVE
 from bench.workloads import Workload
 from trserve.emulated.profile import load_profile
@@ -52,7 +52,8 @@ FAST_N: Final = (4, 8, 16)
 TWICE: Final = 2.0
 LENGTHS: Final = (512, 1024, 2048, 4096)
 FLAT: Final = 0.03
-LONG: Final = Workload("reproduce", 32, 8192)
+LONG: Final = Workload("reproduce", 32, 1024)
+"""An answer that is replaced costs one prompt, which these profiles read in the same step."""
 EXACTLY: Final = Until(tokens=5000, least_s=10.0, most_s=180.0, warm_up_s=2.0)
 PRECISELY: Final = Until(
     tokens=2000, relative_error=0.01, least_s=15.0, most_s=120.0, warm_up_s=8.0
@@ -114,6 +115,10 @@ def cell(
     return row
 
 
+def _watch(up: Running, setup: Setup, workload: Workload, count: int, until: Until) -> Window:
+    return uvloop.run(up.measure(count, workload, warmed(until, setup, workload, count)))
+
+
 def timeout_share(window: Window) -> float | None:
     """Of the gate's openings in the window, those by its safety net; None where not counted."""
     openings = {k: v for k, v in window.extra.items() if "gate" in k and "reason=" in k}
@@ -137,7 +142,7 @@ def model_against_measurement(quick: bool) -> tuple[list[Row], list[Verdict]]:
     rows: dict[tuple[int, Vector], Row] = {}
     for count, vector in wanted:
         with running("delayed-fixed", setup, vector) as up:
-            window = uvloop.run(up.measure(count, LONG, QUICK if quick else EXACTLY))
+            window = _watch(up, setup, LONG, count, QUICK if quick else EXACTLY)
         row = cell("delayed-fixed", setup, window, vector)
         row["at_p_tokens_per_s"] = at_p[count, vector] * row["ratio"]
         published = PUBLISHED_CURVE.get((count, vector))
@@ -178,7 +183,7 @@ def auto_against_best(quick: bool) -> tuple[list[Row], list[Verdict]]:
         setup = setup_at(p)
         with running("delayed-auto", setup) as up:
             for count in AUTO_N[1::2] if quick else AUTO_N:
-                window = uvloop.run(up.measure(count, LONG, QUICK if quick else PRECISELY))
+                window = _watch(up, setup, LONG, count, QUICK if quick else PRECISELY)
                 row = cell("delayed-auto", setup, window)
                 rows.append(row)
                 ok = row["ratio"] >= LEAST
@@ -216,7 +221,7 @@ def against_standard(quick: bool) -> tuple[list[Row], list[Verdict]]:
     with fast_profile() as profile:
         setup = setup_at(FAST_P, profile)
         until = QUICK if quick else FLATLY
-        rows = _side_by_side(setup, until, LONG.scaled(0.25), FAST_N)
+        rows = _side_by_side(setup, until, LONG, FAST_N)
         verdicts = []
         for count in FAST_N:
             ratio = _rate(rows, "eager", count) / _rate(rows, STANDARD, count)
@@ -233,7 +238,7 @@ def _side_by_side(
     for system in (STANDARD, "eager"):
         with running(system, setup) as up:
             for count in counts:
-                window = uvloop.run(up.measure(count, workload, until))
+                window = _watch(up, setup, workload, count, until)
                 rows.append(cell(system, setup, window, workload=workload))
     return rows
 
@@ -257,7 +262,7 @@ def _flatness(
         with running(system, setup) as up:
             for length in lengths:
                 workload = Workload(f"32/{length}", 32, length)
-                window = uvloop.run(up.measure(FAST_N[0], workload, until))
+                window = _watch(up, setup, workload, FAST_N[0], until)
                 rows.append(cell(system, setup, window, workload=workload))
                 mine.append(_at_asked_p(setup, window))
         change = mine[-1] / mine[0] - 1
