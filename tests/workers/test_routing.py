@@ -88,6 +88,30 @@ def test_a_request_may_have_its_own_parameters() -> None:
     assert seen == [{"bar": [1.0, 1.0], "baz": [0.5, 0.25]}]
 
 
+def test_other_values_hold_from_the_next_step_on_in_an_unchanged_batch_too() -> None:
+    seen: list[list[float]] = []
+
+    class Router(Parametrised):
+        def route(self, result: StepResult) -> Any:
+            seen.append(result.params["bar"].tolist())
+            return [0] * len(result.requests)
+
+    with world(
+        router=Router, config={"bar": 1.0, "baz": 0.5}, token=lambda model, row: EOS + 1
+    ) as w:
+        slots = [w.submit([1, 2], limit=20), w.submit([3, 4], limit=20, router={"bar": 0.25})]
+        for _ in range(5):  # so that its rows are kept from step to step
+            w.workers[0].turn()
+        before = len(seen)
+        Routing(w.workers[0].router).configure({"bar": 2.0})
+        w.workers[0].table.version += 1
+        assert w.workers[0].router.context.config == {"bar": 2.0, "baz": 0.5}
+        w.run(*slots)
+    assert seen[:before] == [[1.0, 0.25]] * before
+    assert len(seen) > before > 2
+    assert seen[before:] == [[2.0, 0.25]] * (len(seen) - before)
+
+
 def test_a_step_result_has_the_shapes_that_are_promised() -> None:
     seen: list[StepResult] = []
 
