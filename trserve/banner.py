@@ -10,7 +10,7 @@ from typing import Any, Final
 from trserve.emulated.profile import Profile
 from trserve.models.native.library import load_library
 from trserve.plan import ServerPlan
-from trserve.router_lib.registry import FROM_CHECKPOINT, FROM_PROFILE
+from trserve.router_lib.registry import FROM_CHECKPOINT, FROM_PROFILE, TARGET_SHARE
 
 
 def _say(text: str) -> None:
@@ -73,7 +73,7 @@ def _kernels() -> str:
 def _config(plan: ServerPlan) -> str:
     # What a checkpoint decides, or nobody set, says nothing here.
     left_out = [(name, FROM_CHECKPOINT) for name in ("threshold", "tau", "eta")]
-    left_out += [("p", FROM_PROFILE), ("q", FROM_PROFILE)]
+    left_out += [("p", FROM_PROFILE), ("q", FROM_PROFILE), (TARGET_SHARE.name, 0.0)]
     values = [each for each in plan.router_config.items() if each not in left_out and each[1] != ""]
     if not values:
         return ""

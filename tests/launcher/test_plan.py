@@ -136,7 +136,8 @@ def test_the_weights_are_taken_off_before_the_cache(
 
 def test_two_models_are_stitched_and_any_other_number_is_not(pair: tuple[str, str]) -> None:
     made = plan(pair)
-    assert (made.router, made.router_config) == ("r-stitch", {"tau": 0.03, "hysteresis": 0.0})
+    config = {"tau": 0.03, "hysteresis": 0.0, "target_share": 0.0}
+    assert (made.router, made.router_config) == ("r-stitch", config)
     assert plan(pair[:1]).router == "none"
     assert plan((*pair, pair[0])).router == "none"
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trserve.router_lib.parameters import Parameter, TextParameter
+from trserve.router_lib.parameters import Parameter, ServerParameter, TextParameter
 
 if TYPE_CHECKING:
     import torch
@@ -146,15 +146,20 @@ class BaseRouter(ABC):
     """Base of all routers. Subclasses implement ``route``; the rest has sensible defaults.
 
     ``parameters`` is what the class takes. An instance's own are the numbers among them: those
-    that a step has a tensor of (``StepResult.params``) and that a request may set.
+    that a step has a tensor of (``StepResult.params``) and that a request may set. ``above`` says
+    on which side of the first parameter a ``score`` hands a token on, so that
+    ``target_share`` can move it; None: on neither.
     """
 
     parameters: tuple[Parameter, ...] = ()
+    above: ClassVar[bool | None] = None
 
     def __init__(self, context: RouterContext) -> None:
         self.context = context
         self.parameters = tuple(
-            each for each in type(self).parameters if not isinstance(each, TextParameter)
+            each
+            for each in type(self).parameters
+            if not isinstance(each, TextParameter | ServerParameter)
         )
         self.model = context.model
         self.peers = tuple(m for m in range(len(context.models)) if m != context.model)

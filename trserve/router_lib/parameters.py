@@ -41,6 +41,12 @@ class Parameter(msgspec.Struct, frozen=True):
         return None
 
 
+class ServerParameter(Parameter, frozen=True):
+    """A number of the server's alone: routers see it in their configuration, never by request."""
+
+    per_request: bool = False
+
+
 class TextParameter(Parameter, frozen=True):
     """A text that a router takes with ``--router-config``, never from a request.
 

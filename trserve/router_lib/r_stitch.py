@@ -22,6 +22,7 @@ class RStitch(BaseRouter):
     """Two models; parameters ``tau`` and ``hysteresis``, which a request may set for itself."""
 
     parameters = R_STITCH_PARAMETERS
+    above = True
 
     def score(self, result: StepResult) -> torch.Tensor:
         """The normalised entropy."""

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from trserve.errors import ConfigError
-from trserve.router_lib.parameters import Parameter, TextParameter, WeightsParameter
+from trserve.router_lib.parameters import (
+    Parameter,
+    ServerParameter,
+    TextParameter,
+    WeightsParameter,
+)
 
 if TYPE_CHECKING:
     from trserve.router_lib.base import BaseRouter
@@ -43,6 +48,15 @@ def _of_two(target: str, help: str, parameters: tuple[Parameter, ...]) -> Router
 
 _HYSTERESIS: Final = "how far back over the threshold a signal must be before {} (0: not at all)"
 
+TARGET_SHARE: Final = ServerParameter(
+    "target_share",
+    "share of all tokens that the second model writes, kept by moving the first parameter while "
+    "serving (0: off)",
+    default=0.0,
+    minimum=0.0,
+    maximum=1.0,
+)
+
 VISIT_PARAMETERS: Final = (
     Parameter(
         "hysteresis",
@@ -72,22 +86,27 @@ R_STITCH_PARAMETERS: Final = (
         default=0.0,
         minimum=0.0,
     ),
+    TARGET_SHARE,
 )
 ENTROPY_PARAMETERS: Final = (
     _probability("threshold", "normalised entropy above which the second model writes", 0.03),
     *VISIT_PARAMETERS,
+    TARGET_SHARE,
 )
 TOP_PROB_PARAMETERS: Final = (
     _probability("threshold", "largest probability below which the second model writes", 0.9),
     *VISIT_PARAMETERS,
+    TARGET_SHARE,
 )
 MARGIN_PARAMETERS: Final = (
     _probability("threshold", "lead in probability below which the second model writes", 0.8),
     *VISIT_PARAMETERS,
+    TARGET_SHARE,
 )
 RANDOM_PARAMETERS: Final = (
     _probability("p", "probability that the first model hands a token on", 0.1),
     _probability("q", "probability that the second model returns after a token", 1.0),
+    TARGET_SHARE,
 )
 ME_PARAMETERS: Final = (
     WeightsParameter(
@@ -111,6 +130,7 @@ FROM_CHECKPOINT: Final = -1.0
 
 _LEARNED: Final = (
     *VISIT_PARAMETERS,
+    TARGET_SHARE,
     TextParameter("checkpoint", "the file or folder of the trained router", is_path=True),
     TextParameter(
         MODEL,

@@ -30,7 +30,7 @@ class ThresholdRouter(BaseRouter):
     ``above``: uncertain above the threshold, else below; ``inclusive``: at the threshold too.
     """
 
-    above: ClassVar[bool] = False
+    above: ClassVar[bool | None] = False
     inclusive: ClassVar[bool] = False
 
     @abstractmethod

@@ -88,6 +88,7 @@ def _progress(control: ControlClient) -> Callable[[int, int], None]:
 def _create_loop(
     arguments: ChildArguments, plan: ServerPlan, runner: Runner, control: ControlClient
 ) -> WorkerLoop:
+    from trserve.router_lib.target_share import share_control
     from trserve.workers.blocks import BlockPool
     from trserve.workers.gates import create_gate
     from trserve.workers.loop import WorkerLoop
@@ -110,7 +111,9 @@ def _create_loop(
         max_blocks_per_row=table.blocks_per_row,
         block_size=plan.block_size,
     )
-    routing = Routing(_create_router(plan, index))
+    router = _create_router(plan, index)
+    tallies = [slab.tally_words(worker) for worker in range(len(plan.models))]
+    routing = Routing(router, share_control(router, tallies))
     tally = TallyWriter(slab, index)
     gate = create_gate(plan, slab, index, arguments.bells, table.trace)
     cycle = StepCycle(

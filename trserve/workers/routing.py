@@ -21,6 +21,7 @@ from trserve.ipc.layout import ROUTER_EXTRAS_BYTES
 from trserve.router_lib.base import BaseRouter, PeerReq, RouterContext, StepResult
 from trserve.router_lib.parameters import check_values
 from trserve.router_lib.registry import load_router_class
+from trserve.router_lib.target_share import ShareControl
 from trserve.workers.request import Request
 
 log = logging.getLogger(__name__)
@@ -54,10 +55,15 @@ def _complete(
 
 
 class Routing:
-    """A worker's router, with its per-request parameters and the guard around it."""
+    """A worker's router, with its per-request parameters and the guard around it.
 
-    def __init__(self, router: BaseRouter) -> None:
+    Args:
+        control: moves the server's threshold before each step is decided, if a share is wanted.
+    """
+
+    def __init__(self, router: BaseRouter, control: ShareControl | None = None) -> None:
         self.router = router
+        self._control = control
         self._num_peers = len(router.peers)
         self._names = [parameter.name for parameter in router.parameters]
         # What the default says needs no request, and no view of its row.
@@ -99,6 +105,14 @@ class Routing:
 
     def destinations(self, result: StepResult) -> Sequence[int | None]:
         """Where each row goes: 0 to P, or None where the router failed for that row alone."""
+        if self._control is None:
+            return self._ask_guarded(result)
+        self._control.adjust(result, self.scores)
+        found = self._ask_guarded(result)
+        self._control.note(result, found)
+        return found
+
+    def _ask_guarded(self, result: StepResult) -> Sequence[int | None]:
         try:
             return self._ask(result)
         except Exception as error:
