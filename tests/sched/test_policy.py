@@ -61,6 +61,18 @@ def test_it_follows_jumps_of_p_and_of_n(policy):
     assert policy.table.row(2) == (1, 1)
 
 
+@pytest.mark.parametrize(("live", "dips"), [(16, (14, 15)), (8, (7,))])
+def test_a_dip_of_n_while_answers_follow_each_other_opens_no_gate(policy, live, dips):
+    policy.update(known(0.35, live))
+    row = policy.table.row(live)
+    assert row != policy.table.row(live * 3 // 4)
+    for count in dips:
+        assert policy.table.row(count) == row
+        system = r2r(0.35)
+        chosen, eager = throughput(system, count, [row, (1, 1)])
+        assert chosen >= eager
+
+
 def test_it_solves_again_in_well_under_a_second(policy):
     policy.update(known(0.35, 16))
     began = time.process_time()

@@ -16,6 +16,7 @@ nothing of clocks, workers or how a table is sent.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -48,7 +49,7 @@ _BELOW_EAGER: Final = 3
 
 _STEP: Final = 4 / 3
 _CLOSE: Final = 7 / 8
-"""Of the present N: between them its row is not worth another one's time."""
+"""Of the present N: between them its row holds too."""
 
 _FIRST_PAUSE: Final = 60
 """Updates for which it then stays there: long enough to measure eager execution. Doubles every
@@ -120,10 +121,19 @@ class ThresholdPolicy:
         self._predictions = rows
         self.solutions += 1
         before = self.table
-        self.table = ThresholdTable(
-            len(self._eager), {count: row.vector for count, row in rows.items()}
-        )
+        self.table = ThresholdTable(len(self._eager), self._spread(rows, round(estimate.live)))
         return self.table != before
+
+    def _spread(self, rows: dict[int, Prediction], live: int) -> dict[int, Vector]:
+        """The vectors by N; that of the present N holds a little below it as well.
+
+        Where answers end and others begin, N dips for moments, which must not open gates.
+        """
+        spread = {count: row.vector for count, row in rows.items()}
+        dip = math.ceil(live * _CLOSE)
+        if live in spread and dip not in spread and is_feasible(spread[live], dip):
+            spread[dip] = spread[live]
+        return spread
 
     def _is_news(self, estimate: Estimate) -> bool:
         return self._solved is None or _is_news(estimate, self._solved)
