@@ -125,7 +125,8 @@ def test_who_might_have_visited_it_is_degraded(
             service = Service(new_plan(tmp_path), w.slab)
             dispatcher = Dispatcher(w.slab, w.slots, w.memory.bells[-1], service.states.place)
             sink = ListSink()
-            jobs = service.prepare_all(completion(max_tokens=3, **fields), lambda i, p: sink)
+            request = completion(max_tokens=3, temperature=0.0, **fields)
+            jobs = service.prepare_all(request, lambda i, p: sink)
             (generation,) = await dispatcher.submit_all(jobs)
             if lost is not None:
                 service.states.on_message(message("worker_lost", lost, "gone"))
