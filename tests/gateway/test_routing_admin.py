@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.gateway.stack import new_plan
-from tests.gateway.test_hardening import envelope, exchange, keyed, statuses
+from tests.gateway.test_desk import keyed
+from tests.gateway.test_hardening import envelope, exchange, statuses
 from tests.gateway.test_http import Gateway, play
 from trserve.endpoint_plan import EndpointPlan
 from trserve.gateway import routing_admin
