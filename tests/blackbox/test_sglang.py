@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.blackbox.conftest import CONTEXT
 from tests.serverproc import Server, wait_until
 
 PROMPT = "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n"
@@ -59,15 +58,6 @@ def test_each_event_repeats_what_was_there(server: Server, ids: list[int]) -> No
         assert after["text"].startswith(before["text"])
         assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
         assert before["meta_info"]["finish_reason"] is None
-
-
-def test_events_of_what_is_new() -> None:
-    flags = ["--device", "cpu", "--max-model-len", str(CONTEXT), "--incremental-streaming-output"]
-    with Server(flags) as server:
-        whole = generate(server, text=PROMPT)
-        found = events(server, text=PROMPT, stream=True)
-        assert "".join(event["text"] for event in found) == whole["text"]
-        assert [i for event in found for i in event["output_ids"]] == whole["output_ids"]
 
 
 def test_logprobs_are_those_of_the_other_route(server: Server, ids: list[int]) -> None:
