@@ -90,7 +90,8 @@ class Result:
         if scores and outcome.finish is not Finish.ABORT:
             assert book.scored == (len(job.prompt) if len(job.prompt) > 1 else 0)
             first = 1
-        records = [r._replace(score=None) for r in book.read(first, len(outcome.row))]
+        records = book.read(first, len(outcome.row))
+        records = [r._replace(score=None, alone=False) for r in records]  # not asked for
         return cls(outcome, first, records)
 
     def begins(self, whole: Result) -> bool:
