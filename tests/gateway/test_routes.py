@@ -11,6 +11,7 @@ import pytest
 
 from tests.gateway.stack import completion, new_plan
 from tests.gateway.test_http import Gateway, play
+from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
 from trserve.gateway import cache_flush, probe
 from trserve.gateway.cache_flush import CacheFlush
@@ -90,6 +91,23 @@ def test_all_are_ended_and_those_that_wait_are_refused(folder: Path) -> None:
         await g.check_nothing_left()
 
     play(story, folder)
+
+
+def test_one_that_waits_in_an_open_stream_is_told_there(folder: Path) -> None:
+    async def story(g: Gateway) -> None:
+        held = post(g, "/v1/completions", prompt=[1], max_tokens=40, n=4)
+        await g.until(lambda: g.dispatcher.num_live == 4)
+        waits = post(g, "/v1/completions", prompt=[1], max_tokens=4, stream=True, rid="w")
+        await g.until(lambda: g.dispatcher.num_waiting == 1)
+        await asyncio.sleep(0.1)  # comments keep the stream alive, which has begun
+        assert (await ask(g, "POST", "/abort_request", {"rid": "w"}))[1] == {"aborted": 1}
+        status, text = await waits
+        assert status == 200
+        assert ": keep-alive" in text and '"code":"aborted"' in text and "[DONE]" in text
+        await while_working(g, held)
+        await g.check_nothing_left()
+
+    play(story, folder, endpoint=EndpointPlan(log_requests=False, sse_keep_alive_s=0.02))
 
 
 def test_what_became_of_a_request(folder: Path) -> None:

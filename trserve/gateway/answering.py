@@ -85,7 +85,7 @@ class Answering:
         sink: WholeSink,
         send: Send,
     ) -> None:
-        await exchange.submit(await self._prepare(requests, sink))
+        await exchange.submit(self._prepare(requests, sink))
         await sink.ended
         await send_json(send, 200, sink.body())
 
@@ -104,7 +104,7 @@ class Answering:
 
         with KeepAlive(sink, self._service.keep_alive_s, begin):
             try:
-                await exchange.submit(await self._prepare(requests, sink))
+                await exchange.submit(self._prepare(requests, sink))
             except RequestError as error:
                 if not sink.opened:
                     raise

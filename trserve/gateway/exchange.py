@@ -6,7 +6,7 @@ Knows no routes and no response formats.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
 
 from trserve.errors import RequestError
@@ -49,16 +49,23 @@ class Exchange:
                 self._dispatcher.cancel(generation)
         if self._connection.visit is not None:
             self._connection.visit.leave(self._generations)
-        cancelled = isinstance(error, asyncio.CancelledError)
-        if cancelled and self._aborted and not self._client_gone:
-            raise RequestError("the request was aborted while it waited", code="aborted")
-        return self._client_gone and cancelled
+        return self._client_gone and isinstance(error, asyncio.CancelledError)
 
-    async def submit(self, jobs: Sequence[Job]) -> None:
-        """Get the request into the server. RequestError (429) if it, or its key, must wait."""
-        if self._connection.visit is not None:
-            self._connection.visit.enter(jobs)
-        self._generations = await self._dispatcher.submit_all(jobs)
+    async def submit(self, jobs: Awaitable[Sequence[Job]]) -> None:
+        """Get the request into the server, once its ``jobs`` are made.
+
+        Raises:
+            RequestError: 429, it, or its key, must wait; 400, it was aborted meanwhile.
+        """
+        try:
+            made = await jobs
+            if self._connection.visit is not None:
+                self._connection.visit.enter(made)
+            self._generations = await self._dispatcher.submit_all(made)
+        except asyncio.CancelledError:
+            if self._client_gone or not self._aborted:
+                raise
+            raise RequestError("the request was aborted while it waited", code="aborted") from None
 
     @property
     def generations(self) -> Sequence[Generation]:
