@@ -44,6 +44,12 @@ def test_an_answer_that_ends_while_the_next_begins_is_no_move():
     assert feed(meter, 0.0, 14, lambda turn: 3 if turn % 10 == 4 else 4, 200.0)
 
 
+def test_many_requests_may_be_one_or_two_more_or_less():
+    meter = Meter()
+    assert feed(meter, 0.0, 14, lambda turn: 16 - turn % 3, 200.0)
+    assert feed(meter, 20.0, 14, lambda turn: 16 - 3 * (turn % 3), 200.0) == []
+
+
 @pytest.mark.parametrize("condition", [None, "other"])
 def test_what_came_under_another_condition_is_not_put_together(condition):
     meter = Meter()

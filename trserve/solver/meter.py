@@ -17,6 +17,9 @@ _LONGEST_GAP_S: Final = 0.5
 _ODD_SHARE: Final = 0.2
 """Looks of a batch that may see another N: one answer ends, and the next is not there yet."""
 
+_NEAR: Final = 8
+"""Of so many requests, one more or less is the same N."""
+
 
 class Measurement(NamedTuple):
     """Tokens per second at N = ``live``."""
@@ -65,7 +68,7 @@ class Meter:
             return None
         rate = self._tokens / (now_s - self._began_s)
         common = statistics.mode(self._seen)
-        odd = len(self._seen) - self._seen.count(common)
+        odd = sum(not _is_near(live, common) for live in self._seen)
         still = common > 0 and odd <= _ODD_SHARE * len(self._seen)
         self._begin(now_s)
         if not still:
@@ -78,7 +81,7 @@ class Meter:
         self._fresh = 0
 
     def _take(self, live: int, rate: float) -> Measurement | None:
-        if live != self._live:
+        if not _is_near(live, self._live):
             self._live = live
             self._forget()
         self._rates.append(rate)
@@ -91,3 +94,7 @@ class Meter:
         self._fresh = 0
         error = statistics.stdev(self._rates) / math.sqrt(len(self._rates))
         return Measurement(live, self.tokens_per_s, error)
+
+
+def _is_near(live: int, other: int) -> bool:
+    return abs(live - other) <= max(live, other) // _NEAR

@@ -92,7 +92,7 @@ class Solver:
 
     def _measure(self, look: Look, now_s: float) -> None:
         policy = self._policy
-        row = None if policy is None else policy.table.row(look.live)
+        row = None if policy is None else policy.table.row(round(self._estimator.live))
         # A measurement of two systems would say nothing of either.
         same = (row, self._estimator.changes)
         condition = same if look.complete and look.live else None
