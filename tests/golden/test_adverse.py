@@ -1,9 +1,10 @@
 """The same equality under adverse conditions: little room in a step, little memory for KV.
 
 A step of the server may take four requests and 24 tokens, so prompts are cut into chunks and
-batches change all the time, and each model waits for others before a step. In the second server the KV cache holds about one and a half of the
-longest rows, so that requests keep taking each other's blocks and compute them again; what they
-gave up may still be in the prefix cache, and in the third server it never is.
+batches change all the time, and each model waits for others before a step. In the second server
+the KV cache holds about one and a half of the longest rows, so that requests keep taking each
+other's blocks and compute them again; what they gave up may still be in the prefix cache, and in
+the third server it never is.
 """
 
 from __future__ import annotations
