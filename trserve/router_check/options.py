@@ -67,12 +67,16 @@ def _check(router: str, router_config: dict[str, str], models: tuple[str, ...]) 
     from trserve.router_check.command import check
 
     # What fails is printed once, as the line of its check.
-    logging.getLogger("trserve").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("trserve")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         code = check(router, router_config, models)
     except StartupError as error:
         click.echo(f"FAIL  start       {error}", err=True)
         code = 1
+    finally:
+        logger.setLevel(before)
     raise SystemExit(code)
 
 
