@@ -23,20 +23,22 @@ suite() { stage "$1" "$bin/python" -m pytest "${@:2}"; }
 stage lint "$bin/ruff" check .
 stage format "$bin/ruff" format --check .
 stage types "$bin/mypy"
-suite "shared memory and scheduling" tests/ipc tests/sched tests/launcher tests/trace tests/test_serverproc.py \
-  tests/emulated --ignore tests/emulated/test_server.py
-suite "solver" tests/solver
-suite "models and workers" tests/models tests/workers tests/router_lib
+suite "shared memory and launcher" tests/ipc tests/launcher tests/trace tests/test_serverproc.py
+suite "scheduling" tests/sched tests/test_plan_command.py tests/solver
+suite "models and workers" tests/models tests/workers
+suite "routers" tests/router_lib tests/router_check tests/router_convert tests/calibration \
+  tests/training
 suite "gateway" tests/gateway
 suite "published weights" tests/realmodel
-suite "embedded pair" tests/demo tests/training
+suite "embedded pair" tests/demo
 suite "golden equality" -rP tests/golden/test_golden.py
 suite "golden equality under pressure" -rP tests/golden/test_adverse.py
 suite "golden seeds" -rP tests/golden/test_seeds.py
 suite "golden reference and engine" tests/golden tests/engine \
   --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py \
   --ignore tests/golden/test_seeds.py
-suite "black box" tests/blackbox tests/emulated/test_server.py tests/bench
+suite "black box" tests/blackbox
+suite "emulated devices and benchmarks" tests/emulated tests/bench
 suite "killed workers" tests/faults/test_worker_kills.py
 suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py
 echo "== all: $((SECONDS - total)) s"

@@ -158,7 +158,7 @@ def test_port_0_is_resolved_before_anything_loads() -> None:
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as listener:
-        with Launcher(new_plan(tmp_path, router="none"), listener, 1.0) as launcher:
+        with Launcher(new_plan(tmp_path, router="none"), HttpFront(listener), 1.0) as launcher:
             path = launcher._directory.path
             assert path.exists()
         assert not path.exists()
