@@ -26,12 +26,13 @@ def body(number: int) -> dict[str, object]:
 
 
 def watched(router: str, reports: Path) -> Server:
-    """A server whose workers report to ``reports``."""
+    """A server whose workers report to ``reports``; nobody sends them thresholds meanwhile."""
     # They import the router from where this test runs, whatever else is on their path.
     path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     env = {DIRECTORY: str(reports), "PYTHONPATH": path}
     name = f"tests.blackbox.watched_router:{router}"
-    return Server(["--device", "cpu", "--router", name], env=env)
+    args = ["--device", "cpu", "--router", name, "--batch-threshold", "1,1"]
+    return Server(args, env=env)
 
 
 def test_nothing_is_serialized_after_first_contact_and_bells_ring_once_a_step(full, tmp_path: Path):

@@ -37,7 +37,7 @@ class Seen:
     serialized: int = 0
     bells: int = 0
     most_bells: int = 0
-    """The most writes to one doorbell in one step."""
+    """The most writes to one doorbell in one turn of the loop, with a step or without."""
 
 
 class Watch:
@@ -67,7 +67,9 @@ class Watch:
         params._encoder = Trapped(self._trap(params._encoder.encode, "the parameters' encoder"))
         os.eventfd_write = self._counted(os.eventfd_write)
         table.decode_params = self._first_contact(table.decode_params)
-        step_cycle.StepCycle.run = self._step(step_cycle.StepCycle.run)  # type: ignore[method-assign]
+        cycle: Any = step_cycle.StepCycle
+        cycle.run = self._step(cycle.run)
+        cycle.rest = self._turn(cycle.rest)
 
     def _trap(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def trapped(*args: Any, **kwargs: Any) -> Any:
@@ -99,15 +101,21 @@ class Watch:
 
     def _step(self, run: Callable[..., None]) -> Callable[..., None]:
         def step(*args: Any) -> None:
+            self.seen.steps += 1
+            self._turn(run)(*args)
+
+        return step
+
+    def _turn(self, run: Callable[..., None]) -> Callable[..., None]:
+        def turn(*args: Any) -> None:
             seen = self.seen
             seen.most_bells = max(seen.most_bells, *self._writes.values(), 0)
             seen.bells += self._writes.total()
             self._writes.clear()
-            seen.steps += 1
             self.report()
             run(*args)
 
-        return step
+        return turn
 
     def report(self) -> None:
         line = " ".join(f"{name}={value}" for name, value in asdict(self.seen).items())
