@@ -18,7 +18,10 @@ stage() {
   echo "== $name: $((SECONDS - began)) s"
 }
 
-suite() { stage "$1" "$bin/python" -m pytest "${@:2}"; }
+# A test that hangs shows where, before its stage is ended.
+hang=()
+[ -n "${TRSERVE_FULL:-}" ] || hang=(-o "faulthandler_timeout=$((limit - 20))")
+suite() { stage "$1" "$bin/python" -m pytest "${hang[@]}" "${@:2}"; }
 
 stage lint "$bin/ruff" check .
 stage format "$bin/ruff" format --check .
