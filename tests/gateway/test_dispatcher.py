@@ -388,3 +388,20 @@ def test_the_life_of_a_request_is_noted_and_none_of_its_tokens() -> None:
             assert found == expected
 
     play(story())
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_bug_at_the_end_of_an_answer_is_told_too(ends: bool) -> None:
+    async def story() -> None:
+        with world(slots=1, token=endless) as w:
+            d = new_dispatcher(w)
+            sink = ListSink()
+            sink.breaks = True
+            generation = await d.submit(new_job(w, sink, limit=4 if ends else 6))
+            work(w, d, 1)
+            assert sink.error is not None and sink.error.status == 500
+            assert generation.finish_reason is None
+            work(w, d, 4)
+            assert w.slots.num_free == 1
+
+    play(story())

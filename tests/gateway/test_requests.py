@@ -587,3 +587,9 @@ def test_defaults_of_the_checkpoint_count_where_the_request_is_silent() -> None:
     body = b'{"prompt": "x", "temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}'
     spoken = parse_completion(body, defaults)
     assert (spoken.temperature, spoken.top_p, spoken.top_k, spoken.min_p) == (1.0, 1.0, 0, 0.0)
+
+
+def test_names_that_are_kept_and_sent_back_are_short():
+    for name in ("model", "rid"):
+        assert refused_param(**{name: "x" * 1025}) == name
+        assert getattr(completion(**{name: "x" * 1024}), name) == "x" * 1024

@@ -13,7 +13,7 @@ from tests.gateway.stack import completion, new_plan
 from tests.gateway.test_http import Gateway, play
 from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
-from trserve.gateway import cache_flush, probe
+from trserve.gateway import cache_flush, probe, sglang_routes
 from trserve.gateway.cache_flush import CacheFlush
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.placement import Placements
@@ -349,6 +349,7 @@ def test_text_to_ids_and_back(folder: Path) -> None:
         ("/abort_request", {"rid": 5}, 400),
         ("/generate", {}, 400),
         ("/generate", {"text": "x", "model": "y"}, 404),
+        ("/v1/completions", {"prompt": [1], "n": 5, "stream": True}, 400),
     ],
 )
 def test_wrong_bodies(folder: Path, path: str, body: Any, status: int) -> None:
@@ -356,6 +357,22 @@ def test_wrong_bodies(folder: Path, path: str, body: Any, status: int) -> None:
         found, said = await ask(g, "POST", path, body)
         assert found == status
         assert said["error"]["message"]
+
+    play(story, folder)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_sink_is_made_for_more_answers_than_there_are_slots(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    made: list[Any] = []
+    for name in ("GenerateWhole", "GenerateStream"):
+        monkeypatch.setattr(sglang_routes, name, lambda *given: made.append(given))
+
+    async def story(g: Gateway) -> None:
+        body = {"text": "a", "stream": stream, "sampling_params": {"n": 5}}
+        status, said = await ask(g, "POST", "/generate", body)
+        assert (status, said["error"]["param"], made) == (400, "n", [])
 
     play(story, folder)
 

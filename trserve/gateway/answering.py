@@ -56,6 +56,8 @@ class Answering:
     async def answer(self, wanted: Wanted, scope: Scope, send: Send) -> None:
         """Answer with one response, streamed if the first request says so."""
         connection: Connection = scope["state"]["connection"]
+        # A sink has a place for each answer: first it must be known that there are not too many.
+        self._service.check_slots(wanted.requests)
         with Exchange(self._dispatcher, connection) as exchange:
             if wanted.requests[0].stream:
                 chunked = scope["http_version"] != "1.0"

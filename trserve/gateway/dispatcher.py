@@ -256,7 +256,8 @@ class Dispatcher:
             generation.advance(word)
         except Exception:
             log.exception("a stream failed")
-            generation.fail(RequestError("internal error; see the server's log", status=500))
+            error = RequestError("internal error; see the server's log", status=500)
+            generation.break_off(error)
         if generation.begun and not begun:
             self._trace.first_token(generation.slot)
         self._settle(generation)

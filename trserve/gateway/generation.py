@@ -141,6 +141,14 @@ class Generation:
             self._end("error")
             self._sink.fail(error)
 
+    def break_off(self, error: RequestError) -> None:
+        """A bug of ours: end with ``error``, also where the sink did not get the last delta."""
+        if self.ended:
+            self._answer.finish_reason = None  # the client was not told
+            self._sink.fail(error)
+        else:
+            self.fail(error)
+
     def ask_abort(self) -> None:
         """Somebody wants it to end: an abort that comes is for this reason."""
         self._answer.abort_reason = ABORTED

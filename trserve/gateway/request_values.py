@@ -22,6 +22,9 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 256
 MAX_BIAS = 100.0
 MAX_TIMEOUT_S = 86_400.0
+MAX_NAME_CHARS = 1024
+"""Characters of a name that is kept with a request and sent back with its answer."""
+
 REPETITION_PENALTIES = 0.01, 100.0
 """Between these a logit times the penalty is finite in float32."""
 
@@ -58,6 +61,12 @@ def real(
         lower = f"greater than {low:g}" if above else f"at least {low:g}"
         raise RequestError(f"{name} must be {lower} and at most {high:g}", param=name)
     return float(value)
+
+
+def check_name(name: str, value: str | None) -> None:
+    """RequestError if the name ``value`` is too long to be kept and repeated."""
+    if value is not None and len(value) > MAX_NAME_CHARS:
+        raise RequestError(f"{name} may have at most {MAX_NAME_CHARS} characters", param=name)
 
 
 def time_limit(name: str, value: float | None) -> float | None:

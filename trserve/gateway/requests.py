@@ -28,6 +28,7 @@ from trserve.gateway.request_body import (
 from trserve.gateway.request_values import (
     INT64_MAX,
     chat_logprobs,
+    check_name,
     choices,
     flag,
     integer,
@@ -181,6 +182,8 @@ def common(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
         raise RequestError(
             "stream_options needs stream: true; leave it out otherwise", param="stream_options"
         )
+    check_name("model", fields.model)
+    check_name("rid", fields.rid)
     model, params = _split_model(fields.model)
     return {
         **sampling(fields, defaults),

@@ -109,7 +109,7 @@ class Service:
         """
         arrived = time.monotonic()
         placement = self.placements.of(request)
-        self._check_slots(request.num_choices)
+        self.check_slots([request])
         router = self._router_params(request.router_params)
         jobs: list[Job] = []
         for prompt in read_prompts(request, self.tokenizer, self.plan.tokenizer_size):
@@ -129,7 +129,7 @@ class Service:
         self, requests: Sequence[GenerationRequest], sink_of: Callable[[int, Prompt], Sink]
     ) -> list[Job]:
         """:meth:`prepare_all` of requests that share a response, whose choices are numbered on."""
-        self._check_slots(sum(request.num_choices for request in requests))
+        self.check_slots(requests)
         jobs: list[Job] = []
         for request in requests:
             jobs += self.prepare_all(request, _from(len(jobs), sink_of))
@@ -215,9 +215,9 @@ class Service:
     def _detokenizer(self, request: GenerationRequest, context: Sequence[int]) -> Detokenizer:
         return Detokenizer(self.tokenizer, context, skip_special_tokens=request.skip_special_tokens)
 
-    def _check_slots(self, wanted: int) -> None:
-        """All choices are taken at once, so there must be a slot for each."""
-        slots = self.plan.slots
+    def check_slots(self, requests: Iterable[GenerationRequest]) -> None:
+        """All choices are taken at once, so there must be a slot for each; else RequestError."""
+        wanted, slots = sum(request.num_choices for request in requests), self.plan.slots
         if wanted > slots:
             raise RequestError(
                 f"the request asks for {wanted} choices (n for each prompt); this server holds "

@@ -28,18 +28,27 @@ class Call(NamedTuple):
 
 
 def parse_call(text: str, tools: Sequence[Mapping[str, Any]]) -> Call | None:
-    """The call that stands in ``text``; None if it is none."""
-    text = text.strip()
+    """The call that stands in ``text``; None if it is none, or none that a response can hold.
+
+    JSON can escape half of a surrogate pair, which no UTF-8 text holds.
+    """
+    try:
+        call = _read_call(text.strip(), tools)
+        for part in call or ():
+            part.encode()
+    except (ValueError, RecursionError):
+        return None
+    return call
+
+
+def _read_call(text: str, tools: Sequence[Mapping[str, Any]]) -> Call | None:
     if text.startswith(_FUNCTION):
         name, found, rest = text.removeprefix(_FUNCTION).partition(">")
         name = name.strip()
         if not (name and found):
             return None
         return Call(name, _arguments(rest.partition("</function>")[0], _properties(name, tools)))
-    try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    call = json.loads(text)
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
