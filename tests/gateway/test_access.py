@@ -57,7 +57,9 @@ def test_probes_are_open_but_a_deep_check_is_not(path: str) -> None:
     a = access(protect_metrics=True)
     assert a.check(path, b"", []).name == ANYONE
     assert a.check(path, b"x=1", bearer("wrong")).name == ANYONE
-    assert refused(a, path, [], b"deep=1") == 401
+    for query in (b"deep=1", b"%64eep=1", b"x&de%65p=%31"):
+        assert refused(a, path, [], query) == 401
+        assert a.check(path, query, bearer("one")).name == "key-1"
 
 
 def test_metrics_are_open_unless_protected() -> None:

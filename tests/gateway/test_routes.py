@@ -14,6 +14,7 @@ from tests.gateway.test_http import Gateway, play
 from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
 from trserve.gateway import cache_flush, probe, sglang_routes
+from trserve.gateway.app import Phase
 from trserve.gateway.cache_flush import CacheFlush
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.placement import Placements
@@ -268,6 +269,53 @@ def test_a_model_that_writes_nothing_is_found(
         g.service.states.on_message({"type": "worker_down", "model": 1, "message": "it fell"})
         status, body = await ask(g, "GET", "/health_generate")
         assert (status, body["error"]["message"]) == (503, "it fell")
+
+    play(story, folder)
+
+
+@pytest.mark.parametrize("most_waiting", [8, 0])
+def test_slots_that_others_work_in_are_no_sign_of_death(folder: Path, most_waiting: int) -> None:
+    async def story(g: Gateway) -> None:
+        held = post(g, "/v1/completions", prompt=[1], max_tokens=60, n=4)
+        await g.until(lambda: g.dispatcher.num_live == 4)
+        checked = asyncio.create_task(ask(g, "GET", "/health_generate"))
+        await g.until(lambda: g.dispatcher.num_waiting == 2 or not most_waiting)
+        for _ in range(20):  # fewer than would end the answers
+            g.work()
+            await asyncio.sleep(0.01)
+        assert g.dispatcher.num_live == 4
+        assert await checked == (200, {"status": "ok"})
+        await g.until(lambda: not g.dispatcher.num_waiting)
+        await while_working(g, held)
+        await g.check_nothing_left()
+
+    play(story, folder, endpoint=EndpointPlan(log_requests=False, max_queue=most_waiting))
+
+
+@pytest.mark.parametrize("most_waiting", [8, 0])
+def test_slots_that_nobody_works_in_are_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, most_waiting: int
+) -> None:
+    monkeypatch.setattr(probe, "ANSWER_S", 0.05)
+
+    async def story(g: Gateway) -> None:
+        held = post(g, "/v1/completions", prompt=[1], max_tokens=6, n=4)
+        await g.until(lambda: g.dispatcher.num_live == 4)
+        status, body = await ask(g, "GET", "/health_generate")
+        assert status == 503 and "m0 wrote no token" in body["error"]["message"]
+        await while_working(g, held)
+        await g.check_nothing_left()
+
+    play(story, folder, endpoint=EndpointPlan(log_requests=False, max_queue=most_waiting))
+
+
+@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.DRAINING, Phase.LOST])
+def test_no_deep_check_when_not_serving(folder: Path, phase: Phase) -> None:
+    async def story(g: Gateway) -> None:
+        g.app.phase = phase
+        for path in ("/health_generate", "/health?deep=1"):
+            assert (await ask(g, "GET", path))[0] == 503
+        assert g.dispatcher.num_live == 0
 
     play(story, folder)
 

@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from functools import partial
 from typing import Final
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 import orjson
 
 from trserve import __version__
 from trserve.errors import RequestError
+from trserve.gateway.access import asks_deep
 from trserve.gateway.answering import Answering, Wanted
 from trserve.gateway.desk import Desk
 from trserve.gateway.dispatcher import Dispatcher
@@ -93,14 +94,14 @@ class App:
             "/version": {"GET": self._version},
             "/openapi.json": {"GET": self._openapi},
         }
-        self._probe = Probe(service, dispatcher).ask
+        self._probe = Probe(service, dispatcher, health.loads)
         sglang = SglangRoutes(
             service,
             self._answering,
             read=self._body,
             report=health.report,
             flush=flush or _no_workers,
-            probe=self._probe,
+            probe=self._deep_check,
             incremental=service.plan.endpoint.incremental_streaming_output,
         )
         self._routes |= sglang.table | TokenizeRoutes(service, self._body).table
@@ -183,8 +184,8 @@ class App:
         body = {"status": ("degraded" if states.lost else "ok") if ready else "unavailable"}
         body["detail"] = "; ".join((detail, *states.lost.values()))
         status = 200 if ready else 503
-        if ready and "1" in parse_qs(scope["query_string"].decode("latin-1")).get("deep", ()):
-            await self._probe()
+        if ready and asks_deep(scope["query_string"]):
+            await self._probe.ask()
         await send_json(send, status, orjson.dumps(body | self._health.report()))
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -212,9 +213,16 @@ class App:
             parse_completion(await self._body(receive), self._service.defaults), scope, send
         )
 
-    async def _body(self, receive: Receive) -> bytes:
+    def _check_serving(self) -> None:
         if self.phase is not Phase.SERVING:
             raise RequestError(self.phase.value, status=503, code="unavailable", retry_after=1)
+
+    async def _deep_check(self) -> None:
+        self._check_serving()
+        await self._probe.ask()
+
+    async def _body(self, receive: Receive) -> bytes:
+        self._check_serving()
         return await read_body(receive)
 
     async def _generate(self, request: GenerationRequest, scope: Scope, send: Send) -> None:

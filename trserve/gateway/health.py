@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.model_states import ModelStates
@@ -11,6 +11,13 @@ from trserve.ipc.slab import Slab
 from trserve.plan import ServerPlan
 
 _WORDS = tuple(word for word in WORKER_WORDS if word not in ("status", "heartbeat"))
+
+
+class Load(NamedTuple):
+    """A worker's steps since it began, and the requests that want its next one."""
+
+    steps: int
+    running: int
 
 
 class Health:
@@ -23,6 +30,10 @@ class Health:
         self._slab = slab
         self._states = states
         self._dispatcher = dispatcher
+
+    def loads(self) -> list[Load]:
+        """What each worker has done and has to do."""
+        return [Load(words.get("steps"), words.get("running")) for words in self._slab.workers]
 
     def report(self) -> dict[str, Any]:
         """``requests`` by stage, and per model the words of its worker."""
