@@ -243,8 +243,8 @@ class Launcher:
         kind = message["type"]
         if kind == "hello":
             self._workforce.on_hello(child)
-            plan = msgspec.to_builtins(self._plan)
-            self._control.send(identity, {"type": "plan", "plan": plan})
+            self._control.send(identity, {"type": "plan", "plan": msgspec.to_builtins(self._plan)})
+            self._solving.on_hello(child)
         elif kind == "progress":
             self._front.show_progress(child.title, message["done"], message["total"])
         elif kind == "failed":

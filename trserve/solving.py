@@ -109,6 +109,7 @@ class Solving:
             self._tell_all({"type": "router_config", "values": self._router})
         if "rows" in message:
             self._held = message["rows"]
+            self._tell_solver()
             self._tell(self._found if self._held is None else self._held)
         self._number = message["number"]
         self._unconfirmed = set[str]()
@@ -143,6 +144,11 @@ class Solving:
             },
         )
 
+    def _tell_solver(self) -> None:
+        """Whether what it found is in force, for what it measures would say nothing of it else."""
+        if any(child.identity == SOLVER_IDENTITY for child in self._children):
+            self._control.send(SOLVER_IDENTITY, {"type": "held", "held": self._held is not None})
+
     def _tell(self, rows: Mapping[str, Sequence[int]]) -> None:
         self._tell_all({"type": "thresholds", "models": self._models, "rows": rows})
 
@@ -156,11 +162,21 @@ class Solving:
             if child.ready and child.identity != GATEWAY_IDENTITY:
                 self._control.send(child.identity, message)
 
+    def on_hello(self, child: Child) -> None:
+        """A worker starts, perhaps in another one's place: its first step is as theirs would be."""
+        if child.identity == SOLVER_IDENTITY:
+            self._tell_solver()
+        elif child.identity != GATEWAY_IDENTITY:
+            self._tell_news(child)
+
     def on_ready(self, child: Child) -> None:
-        """A worker can serve, perhaps in another one's place: it has to know what the others do."""
+        """A worker can serve; there may be news since its hello."""
+        self._tell_news(child)
+        self._on_confirmed(child.identity)
+
+    def _tell_news(self, child: Child) -> None:
         for message in self._news.values():
             self._control.send(child.identity, message)
-        self._on_confirmed(child.identity)
 
     def replace(self, child: Child, now: float) -> None:
         """It was reaped: start another one after a pause, or go on without it."""

@@ -133,6 +133,8 @@ def test_a_change_is_passed_on_told_and_audited(
         ({"router": {"other": None}}, "router"),
         ({"batch_threshold": None}, "batch_threshold"),
         ({"batch_threshold": 3}, "batch_threshold"),
+        ({"batch_threshold": {"1000000000": [1, 1]}}, "batch_threshold"),
+        ({"batch_threshold": {"0": [1, 1]}}, "batch_threshold"),
         ({"batch_threshold": [1]}, "batch_threshold"),
         ({"batch_threshold": [1, 0]}, "batch_threshold"),
         ({"batch_threshold": [1, 2.0]}, "batch_threshold"),

@@ -106,6 +106,27 @@ def test_a_worker_that_is_not_ready_is_told_once_it_is(scene: Scene) -> None:
     assert scene.told("thresholds")[2:] == [(BOTH[1], ROWS)]
 
 
+def test_a_worker_that_starts_knows_before_its_first_step_what_the_others_do(scene: Scene) -> None:
+    scene.solving.on_thresholds({"type": "thresholds", "rows": ROWS})
+    scene.children[2].ready = False
+    scene.sent.clear()
+    scene.solving.on_hello(scene.children[2])
+    assert scene.told("thresholds") == [(BOTH[1], ROWS)]
+
+
+def test_the_solver_knows_whether_its_thresholds_are_in_force(scene: Scene) -> None:
+    def told() -> list[bool]:
+        return [message["held"] for _, message in scene.sent if message["type"] == "held"]
+
+    scene.solving.on_routing({"type": "routing", "number": 1, "rows": ROWS})
+    assert told() == [True]
+    (solver,) = [child for child in scene.children if child.identity == SOLVER_IDENTITY]
+    scene.solving.on_hello(solver)
+    assert told() == [True, True], "another one has to know as well"
+    scene.solving.on_routing({"type": "routing", "number": 2, "rows": None})
+    assert told() == [True, True, False]
+
+
 def test_a_drain_opens_the_gates_and_those_of_a_worker_that_comes_back(scene: Scene) -> None:
     scene.solving.drain()
     scene.solving.on_ready(scene.children[2])

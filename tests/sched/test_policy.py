@@ -10,10 +10,11 @@ from tests.sched.systems import r2r
 from trserve.sched.estimator import Estimate, Estimator
 from trserve.sched.journeys import MarkovSource
 from trserve.sched.markov import throughput
-from trserve.sched.policy import ThresholdPolicy
+from trserve.sched.policy import ThresholdPolicy, _scaled
 from trserve.sched.search import search
 from trserve.sched.simulator import simulate
 from trserve.sched.table import ThresholdTable
+from trserve.sched.vectors import is_feasible
 
 
 def known(p, live, latency=(6.0, 27.9), decisions=3000.0) -> Estimate:
@@ -226,3 +227,12 @@ def test_in_the_loop_it_follows_a_jump_of_p(before, after):
     (then,) = throughput(r2r(after), 8, [next(row for at, row in auto.rows if at >= 18_000)])
     assert then >= 0.98 * best.tokens_per_s
     assert auto.rate(18, 48) >= 0.95 * best.tokens_per_s
+
+
+@pytest.mark.parametrize("models", [2, 3, 4, 6])
+def test_candidates_of_many_models_stay_few(models: int) -> None:
+    vector = (2,) * (models - 1) + (10,)
+    found = _scaled(vector, 4 / 3, 16 * models)
+    assert (3,) * (models - 1) + (13,) in found
+    assert len(found) == len(set(found)) <= 125
+    assert all(is_feasible(candidate, 16 * models) for candidate in found)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.workers.fakes import World, hash_route, reference, router_class, world
 from tests.workers.running import Running
+from trserve.ipc.baton import unpack
 from trserve.ipc.doorbell import ring, silence
 from trserve.ipc.layout import WORKER_WORDS
-from trserve.ipc.slab import Slab
+from trserve.ipc.slab import Slab, WorkerStatus
 from trserve.sched.gate import Reason
 from trserve.sched.table import ThresholdTable
 from trserve.workers.gating import WorkerGate
@@ -126,6 +127,46 @@ def test_new_thresholds_count_at_once_and_a_successor_starts_from_rest(quiet: Wo
     asked.use(ThresholdTable.eager(2))
     assert asked.wait_s(1, 1) == 0
     assert words.get("batch_threshold") == 1
+
+
+def test_requests_of_a_worker_that_is_away_are_waited_for_by_nobody(quiet: World) -> None:
+    asked = gate(quiet.slab, 0, (4, 2))
+    for slot in range(7):
+        word = quiet.slab.baton[slot]
+        quiet.slab.baton[slot] = unpack(word)._replace(owner=1).pack()
+    assert asked.wait_s(1, 1) > 0, "they may come"
+    quiet.slab.workers[1].set("status", WorkerStatus.RESTARTING)
+    assert asked.wait_s(1, 1) == 0
+    assert openings(quiet, 0)["threshold"] == 1, "one request alone has a threshold of 1"
+
+
+def test_a_step_that_needs_no_opening_is_seen(quiet: World) -> None:
+    asked = gate(quiet.slab, 0, (4, 2))
+    asked.goes_on(3)
+    words = quiet.slab.workers[0]
+    assert (words.get("in_step"), words.get("buffered")) == (3, 0)
+    asked.rest(3)
+    assert (words.get("in_step"), words.get("buffered")) == (0, 3)
+    assert not any(openings(quiet, 0).values())
+
+
+def test_the_wait_is_over_with_the_last_that_waited(quiet: World) -> None:
+    quiet.slab.workers[1].set("in_step", 1)
+    asked = gate(quiet.slab, 0, (4, 2))
+    assert asked.wait_s(1, 1) == pytest.approx(0.02)
+    asked.rest(0)  # its client left
+    assert asked.wait_s(1, 10**12) == pytest.approx(0.02)
+
+
+def test_a_process_that_was_stopped_for_a_while_is_not_slow(quiet: World) -> None:
+    asked = gate(quiet.slab, 0, (4, 2))
+    for _ in range(50):
+        asked.note_step(10**7)
+    asked.note_step(30 * 10**9)
+    assert quiet.slab.workers[0].get("slowest_step_ns") < 1.3 * 10**7
+    for _ in range(200):
+        asked.note_step(5 * 10**7)
+    assert quiet.slab.workers[0].get("slowest_step_ns") > 4.5 * 10**7
 
 
 def test_every_reason_has_a_word() -> None:

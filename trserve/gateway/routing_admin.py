@@ -149,11 +149,13 @@ class RoutingAdmin:
         most = min(self._plan.max_rows, self._plan.slots)
         by_number = given if isinstance(given, dict) else {}
         lists = list(by_number.values()) or [given]
+        numbers = {str(n) for n in range(1, self._plan.slots + 1)}
         for row in lists:
-            if not _is_vector(row, models, most) or not all(map(str.isdecimal, by_number)):
+            if not _is_vector(row, models, most) or not by_number.keys() <= numbers:
                 raise RequestError(
                     f"batch_threshold is {AUTO!r}, or {models} whole numbers from 1 to {most}, one "
-                    "a model, or an object of such lists by the number of live requests",
+                    "a model, or an object of such lists by the number of live requests, 1 to "
+                    f"{self._plan.slots}",
                     param=_THRESHOLD,
                 )
         try:

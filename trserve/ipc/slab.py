@@ -27,6 +27,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, TypeVar
 
@@ -34,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trserve.errors import StartupError
-from trserve.ipc.baton import STATE_MASK, STATE_SHIFT, SlotState
+from trserve.ipc.baton import OWNER_AND_STATE, STATE_MASK, STATE_SHIFT, SlotState, live_of
 from trserve.ipc.layout import (
     EPOCH_WORD,
     EXTRAS_BYTES,
@@ -48,6 +49,7 @@ from trserve.ipc.layout import (
 )
 
 _LIVE: Final = int(SlotState.LIVE) << STATE_SHIFT
+_STATUS: Final = WORKER_WORDS.index("status")
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK_GROW: Final = 0x2 | 0x4
@@ -109,6 +111,18 @@ class WorkerWords:
 def count_live(batons: NDArray[np.int64]) -> int:
     """N: how many of ``batons`` (the words of all slots) are published and not finished."""
     return int(np.count_nonzero(batons & STATE_MASK == _LIVE))
+
+
+def count_reachable(batons: NDArray[np.int64], workers: Sequence[WorkerWords]) -> int:
+    """N without the requests of workers that are being replaced, or are lost.
+
+    Those are in no buffer, and nobody knows for how long: no gate waits for them.
+    """
+    live = count_live(batons)
+    for worker, words in enumerate(workers):
+        if words.words[_STATUS] > WorkerStatus.UP:
+            live -= int(np.count_nonzero(batons & OWNER_AND_STATE == live_of(worker)))
+    return live
 
 
 class Slab:

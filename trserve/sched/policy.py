@@ -48,12 +48,17 @@ _BELOW_EAGER: Final = 3
 """Measurements in a row that send the table back to eager."""
 
 _STEP: Final = 4 / 3
+_STEPS: Final = (0.7, 0.85, 1.0, 1.15, 1.3)
+_MOST_MIXED: Final = 3
+"""Models up to which every mixture of these is a candidate: 125, and five times as many a model."""
 _CLOSE: Final = 7 / 8
 """Of the present N: between them its row holds too."""
 
 _FIRST_PAUSE: Final = 60
 """Updates for which it then stays there: long enough to measure eager execution. Doubles every
-time."""
+time, up to the longest."""
+
+_LONGEST_PAUSE: Final = 1920
 
 _TRUST_GAINED: Final = 0.2
 """Least weight of a new measurement in the efficiency of eager execution; the first ones are
@@ -217,7 +222,7 @@ class ThresholdPolicy:
         if self._below < _BELOW_EAGER:
             return False
         self._below = 0
-        self._paused, self._pause = self._pause, 2 * self._pause
+        self._paused, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         self.table = ThresholdTable.eager(len(self._eager))
         self._predictions = {
             count: Prediction(self._eager, row.eager_tokens_per_s, row.eager_tokens_per_s)
@@ -281,7 +286,16 @@ def _perturbed(system: System, estimate: Estimate) -> Iterator[System]:
 
 
 def _scaled(vector: Vector, factor: float, concurrency: int) -> list[Vector]:
-    """Feasible vectors around ``vector`` times ``factor``."""
-    steps = (0.7, 0.85, 1.0, 1.15, 1.3)
-    choices = [sorted({max(1, round(b * factor * step)) for step in steps}) for b in vector]
-    return [v for v in itertools.product(*choices) if is_feasible(v, concurrency)]
+    """Feasible vectors around ``vector`` times ``factor``; of many models, not every mixture."""
+    scaled = [[max(1, round(b * factor * step)) for step in _STEPS] for b in vector]
+    if len(vector) <= _MOST_MIXED:
+        mixtures = list(itertools.product(*(sorted(set(choices)) for choices in scaled)))
+    else:
+        middle = tuple(choices[len(_STEPS) // 2] for choices in scaled)
+        alone = [
+            (*middle[:model], b, *middle[model + 1 :])
+            for model, choices in enumerate(scaled)
+            for b in choices
+        ]
+        mixtures = list(dict.fromkeys([*zip(*scaled, strict=True), *alone]))
+    return [v for v in mixtures if is_feasible(v, concurrency)]

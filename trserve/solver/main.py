@@ -56,8 +56,11 @@ def _serve(arguments: ChildArguments, control: ControlClient) -> None:
         if rows is not None:
             control.send({"type": "thresholds", "rows": rows})
         # After every send too: it can swallow the next edge of the descriptor.
-        if any(message["type"] == "stop" for message in control.receive_all()):
-            return
+        for message in control.receive_all():
+            if message["type"] == "stop":
+                return
+            if message["type"] == "held":
+                solver.held = message["held"]
         ready = poller.poll(solver.wait_s * 1e3)
         if any(fd == arguments.launcher_fd for fd, _ in ready):
             return

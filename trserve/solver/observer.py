@@ -16,6 +16,7 @@ from trserve.ipc.tally import Tally, read_tally
 from trserve.sched.estimator import StepEvent
 
 _LIVE: Final = int(SlotState.LIVE) << STATE_SHIFT
+_SETTLED: Final = (WorkerStatus.UP, WorkerStatus.LOST)
 _TRIES: Final = 4
 _NS_PER_MS: Final = 1e6
 
@@ -27,7 +28,7 @@ class Look(NamedTuple):
         live: N, the requests that are published and not finished.
         tokens: how many were committed since the last look.
         moved: whether any worker did anything since.
-        complete: whether all workers are up.
+        complete: whether all workers are up, but for those that are lost.
         events: their steps since: where requests went, and how long steps took by width.
     """
 
@@ -61,7 +62,7 @@ class Observer:
             live=int(np.count_nonzero(slab.baton_vector & STATE_MASK == _LIVE)),
             tokens=tokens,
             moved=bool(events),
-            complete=all(words.get("status") == WorkerStatus.UP for words in slab.workers),
+            complete=all(words.get("status") in _SETTLED for words in slab.workers),
             events=events,
         )
 

@@ -43,6 +43,9 @@ class Solver:
     Args:
         slab: read, but for the solver's own words.
         cost_s: how long solving takes, on a clock that only runs on; tests have their own.
+
+    Attributes:
+        held: whether an administrator's thresholds are in force, and not those found here.
     """
 
     def __init__(self, slab: Slab, *, cost_s: Callable[[], float] = time.thread_time) -> None:
@@ -64,6 +67,7 @@ class Solver:
         self._widths = [1.0] * models
         self._said: set[str] = set()
         self.wait_s = 0.0
+        self.held = False
 
     def look(self, now_s: float) -> Rows | None:
         """Take in what happened; returns the new table's rows if workers are to be told."""
@@ -95,7 +99,7 @@ class Solver:
         row = None if policy is None else policy.table.row(round(self._estimator.live))
         # A measurement of two systems would say nothing of either.
         same = (row, self._estimator.changes)
-        condition = same if look.complete and look.live else None
+        condition = same if look.complete and look.live and not self.held else None
         found = self._meter.add(now_s, look.live, look.tokens, condition)
         if found is None or policy is None or not policy.measured(*found):
             return
@@ -171,7 +175,7 @@ class Solver:
         measured = self._meter.tokens_per_s if look.live else 0.0
         numbers = {"live": live, "measured_tokens_per_s": measured}
         if self._policy is not None:
-            promised = self._policy.predicted(live) if look.live else None
+            promised = self._policy.predicted(live) if look.live and not self.held else None
             numbers |= {
                 "predicted_tokens_per_s": promised.tokens_per_s if promised else 0.0,
                 "eager_tokens_per_s": promised.eager_tokens_per_s if promised else 0.0,

@@ -28,6 +28,9 @@ class Gate(Protocol):
     def wait_s(self, buffered: int, now_ns: int) -> float:
         """How long the ``buffered`` requests (1 or more) may wait for others; 0: start now."""
 
+    def goes_on(self, rows: int) -> None:
+        """A step begins that needs no opening, over ``rows`` requests."""
+
     def rest(self, buffered: int) -> None:
         """No step runs here, and ``buffered`` requests may run."""
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from trserve.ipc.doorbell import ring
 from trserve.ipc.layout import WORKER_WORDS
-from trserve.ipc.slab import Slab, count_live
+from trserve.ipc.slab import Slab, WorkerStatus, count_reachable
 from trserve.sched.gate import Reason, decide, default_max_wait_ms, nobody_runs, opener
 from trserve.sched.table import ThresholdTable
 from trserve.workers.tracing import WorkerTrace
@@ -32,7 +32,9 @@ _OPENINGS: Final = {
     Reason.DRAIN: WORKER_WORDS.index("gate_drain"),
 }
 _BY_THRESHOLD: Final = _OPENINGS[Reason.THRESHOLD]
+_STATUS: Final = WORKER_WORDS.index("status")
 _NS: Final = 1e9
+_OUTLIER: Final = 4
 _SMOOTHING: Final = 4
 """A step's time counts for 2**-4 of the mean that the safety net is made from."""
 
@@ -66,6 +68,7 @@ class WorkerGate:
         self._index = index
         self._bells = bells
         self._batons = slab.baton_vector
+        self._workers = slab.workers
         self._all = [words.words for words in slab.workers]
         self._words = self._all[index]
         self._max_rows = max_rows
@@ -81,6 +84,7 @@ class WorkerGate:
         """Put ``thresholds`` in force."""
         self._table = thresholds
         self._eager = thresholds.is_eager
+        self._closed_since = 0
         self._words[_THRESHOLD] = 1
         if self._eager:
             self._words[_BUFFERED] = self._words[_IN_STEP] = 0
@@ -90,11 +94,11 @@ class WorkerGate:
         if self._eager:
             self._words[_BY_THRESHOLD] += 1
             return 0.0
-        live = count_live(self._batons)
-        thresholds = self._thresholds(live)
         words = self._words
-        words[_THRESHOLD] = thresholds[self._index]
         words[_BUFFERED] = buffered
+        live = count_reachable(self._batons, self._workers)
+        thresholds = self._thresholds(live)
+        words[_THRESHOLD] = thresholds[self._index]
         if buffered >= thresholds[self._index]:
             self._open(Reason.THRESHOLD, buffered)
             return 0.0
@@ -130,7 +134,8 @@ class WorkerGate:
     def _max_wait_ns(self) -> int:
         wait_s = self._max_wait_s
         if wait_s is None:
-            wait_s = default_max_wait_ms(max(self._of_all(_SLOWEST)) / 1e6) / 1e3
+            left = [words[_SLOWEST] for words in self._all if words[_STATUS] != WorkerStatus.LOST]
+            wait_s = default_max_wait_ms(max(left) / 1e6) / 1e3
         return int(wait_s * _NS)
 
     def _open(self, reason: Reason, rows: int) -> None:
@@ -142,6 +147,12 @@ class WorkerGate:
         if self._trace is not None:
             self._trace.gate_opened(reason, monotonic_ns())
 
+    def goes_on(self, rows: int) -> None:
+        """A step begins that needs no opening, over ``rows`` requests."""
+        if not self._eager:
+            self._words[_IN_STEP] = rows
+            self._words[_BUFFERED] = 0
+
     def rest(self, buffered: int) -> None:
         """No step runs here, and ``buffered`` requests may run; told when that has changed."""
         if self._eager:
@@ -150,16 +161,21 @@ class WorkerGate:
         had_any = words[_BUFFERED] or words[_IN_STEP]
         words[_BUFFERED] = buffered
         words[_IN_STEP] = 0
-        if had_any and not buffered:
-            self._wake_opener()
+        if not buffered:
+            self._closed_since = 0
+            if had_any:
+                self._wake_opener()
 
     def _wake_opener(self) -> None:
         """Nobody asks here again before something comes: who waits for that may wait in vain."""
-        live, buffered = count_live(self._batons), self._of_all(_BUFFERED)
+        live = count_reachable(self._batons, self._workers)
+        buffered = self._of_all(_BUFFERED)
         if live and nobody_runs(buffered, self._of_all(_IN_STEP), live):
             ring(self._bells[opener(buffered, self._thresholds(live))])
 
     def note_step(self, nanoseconds: int) -> None:
         """A step without prompts took so long."""
         mean = self._words[_SLOWEST]
-        self._words[_SLOWEST] = mean + (nanoseconds - mean >> _SMOOTHING) if mean else nanoseconds
+        # A process that was stopped for a while has not become slow.
+        took = min(nanoseconds, mean * _OUTLIER) if mean else nanoseconds
+        self._words[_SLOWEST] = mean + (took - mean >> _SMOOTHING) if mean else took

@@ -15,7 +15,7 @@ from typing import Final
 
 from trserve.ipc.doorbell import ring
 from trserve.ipc.layout import WORKER_WORDS
-from trserve.ipc.slab import Slab, count_live
+from trserve.ipc.slab import Slab, count_reachable
 from trserve.sched.gate import Reason, nobody_runs, opener
 from trserve.sched.table import ThresholdTable
 from trserve.workers.tracing import WorkerTrace
@@ -48,6 +48,7 @@ class LockstepGate:
         self._index = index
         self._bells = [bell for worker, bell in enumerate(bells) if worker != index]
         self._batons = slab.baton_vector
+        self._workers = slab.workers
         self._all = [words.words for words in slab.workers]
         self._words = self._all[index]
         self._even = [1] * len(self._all)
@@ -82,7 +83,7 @@ class LockstepGate:
         return 0.0
 
     def _may_begin(self) -> bool:
-        live = count_live(self._batons)
+        live = count_reachable(self._batons, self._workers)
         buffered = [words[_BUFFERED] for words in self._all]
         running = [words[_IN_STEP] for words in self._all]
         if not nobody_runs(buffered, running, live):
@@ -110,6 +111,11 @@ class LockstepGate:
         words[_BUFFERED] = 0
         if self._trace is not None:
             self._trace.gate_opened(reason, monotonic_ns())
+
+    def goes_on(self, rows: int) -> None:
+        """A step begins that needs no opening, over ``rows`` requests."""
+        self._words[_IN_STEP] = rows
+        self._words[_BUFFERED] = 0
 
     def rest(self, buffered: int) -> None:
         """No step runs here, and ``buffered`` requests may run."""

@@ -87,11 +87,12 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until stopped."""
-        self._rescan()
-        self._publish()
-        # What arrived before the first poll raised no edge for it.
+        # What arrived before the first poll raised no edge for it; and what the others were told
+        # of routing counts for the first request as well.
         if not self._on_control():
             return
+        self._rescan()
+        self._publish()
         while self.turn():
             pass
 
@@ -123,9 +124,12 @@ class WorkerLoop:
         """One step over what is runnable, if there is anything and the gate is open."""
         table, cycle, gate = self._table, self._cycle, self._gate
         waiting = len(table.runnable)
-        # The rest of a prompt does not wait: its request was through the gate.
-        asks = waiting and not cycle.has_rest
-        self._wait_s = gate.wait_s(waiting, now_ns) if asks else 0.0
+        self._wait_s = 0.0
+        if waiting and cycle.has_rest:
+            # The rest of a prompt does not wait: its request was through the gate.
+            gate.goes_on(waiting)
+        elif waiting:
+            self._wait_s = gate.wait_s(waiting, now_ns)
         steps = bool(waiting or table.ahead) and not self._wait_s
         if steps:
             cycle.run(now_ns)

@@ -175,23 +175,28 @@ def _on_control(
     routing: Routing,
     table: RequestTable,
 ) -> bool:
-    """Take in all messages; False once the worker is to end."""
-    for message in control.receive_all():
-        kind = message["type"]
-        if kind == "stop":
-            return False
-        if kind == "thresholds":
-            gate.use(ThresholdTable.from_rows(message["models"], message["rows"]))
-        elif kind == "drain":
-            gate.draining = True
-        elif kind == "router_config":
-            routing.configure(message["values"])
-            table.version += 1  # rows that are kept from step to step hold the old values
-        elif kind == "confirm":
-            control.send({"type": "confirmed", "number": message["number"], "model": index})
-        elif kind == "flush_cache":
-            pool.forget_cached()
-            control.send({"type": "cache_flushed", "number": message["number"], "model": index})
+    """Take in all messages; False once the worker is to end.
+
+    An answer can swallow the socket's next edge, so it is looked at until nothing is left.
+    """
+    while messages := control.receive_all():
+        for message in messages:
+            kind = message["type"]
+            if kind == "stop":
+                return False
+            if kind == "thresholds":
+                gate.use(ThresholdTable.from_rows(message["models"], message["rows"]))
+            elif kind == "drain":
+                gate.draining = True
+            elif kind == "router_config":
+                routing.configure(message["values"])
+                table.version += 1  # rows that are kept from step to step hold the old values
+            elif kind == "confirm":
+                control.send({"type": "confirmed", "number": message["number"], "model": index})
+            elif kind == "flush_cache":
+                pool.forget_cached()
+                answer = {"type": "cache_flushed", "number": message["number"], "model": index}
+                control.send(answer)
     return True
 
 

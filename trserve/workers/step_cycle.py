@@ -124,7 +124,8 @@ class StepCycle:
         """One step, if anything is runnable. The caller publishes its results."""
         self._load.beat(now_ns)
         self.width = 0
-        if self._table.ahead and (self._always_early or not self._table.runnable):
+        early = self._table.ahead and (self._always_early or not self._table.runnable)
+        if early:
             self._steady = None  # its inputs are overwritten
             self._early.run(self._guard)
         steady = self._steady
@@ -136,12 +137,15 @@ class StepCycle:
         elif self._table.runnable:
             self._steady = None
             self._step(now_ns)
+        if early:
+            self.width = 0  # the turn's time is that of a prompt's chunk as well
         self._unnoted = True
 
     def rest(self, now_ns: int) -> None:
         """A turn without a step."""
         self._load.beat(now_ns)
         self.width = 0
+        self.has_rest = False
         self._unnoted = True
 
     def note(self) -> None:
