@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from tests.gateway.stack import new_plan
 from tests.workers.fakes import World, world
 from trserve.endpoint_plan import EndpointPlan
-from trserve.gateway import answering
+from trserve.gateway import long_work
 from trserve.gateway.app import App, Phase
 from trserve.gateway.connection import Connection, Timeouts
 from trserve.gateway.desk import Desk
@@ -212,7 +212,7 @@ def test_a_client_that_vanishes_leaves_nothing_wherever_it_was(
             other.write(request(max_tokens=3))
             await g.until(lambda: g.dispatcher.num_live == 1)
         if place == "tokenizing":
-            monkeypatch.setattr(answering, "LONG_TEXT_CHARS", -1)
+            monkeypatch.setattr(long_work, "LONG_BODY_BYTES", -1)
             prepare = g.service.prepare_all
 
             def slow(*arguments: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.gateway.stack import completion, new_plan
 from tests.gateway.test_http import Gateway, play
 from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
-from trserve.gateway import cache_flush, probe, sglang_routes
+from trserve.gateway import cache_flush, probe, sglang_routes, tokenize_routes
 from trserve.gateway.app import Phase
 from trserve.gateway.cache_flush import CacheFlush
 from trserve.gateway.model_states import ModelStates
@@ -405,6 +406,62 @@ def test_wrong_bodies(folder: Path, path: str, body: Any, status: int) -> None:
         found, said = await ask(g, "POST", path, body)
         assert found == status
         assert said["error"]["message"]
+
+    play(story, folder)
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+PADDING = {"chat_template_kwargs": {"x": "y" * 12_000}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "part", "beside"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT}, "render_chat", False),
+        ("/v1/chat/completions", {"messages": CHAT, **PADDING}, "render_chat", True),
+        ("/tokenize", {"messages": CHAT, **PADDING}, "render_chat", True),
+        ("/tokenize", {"prompt": "x" * 12_000}, "encode", True),
+        ("/detokenize", {"tokens": [1] * 12_000}, "decode", True),
+        ("/detokenize", {"tokens": [1]}, "decode", False),
+    ],
+)
+def test_long_work_is_done_beside_the_loop(
+    folder: Path, path: str, body: Any, part: str, beside: bool
+) -> None:
+    async def story(g: Gateway) -> None:
+        tokenizer, threads = g.service.tokenizer, []
+        real = getattr(tokenizer, part)
+
+        def watched(*given: Any, **options: Any) -> Any:
+            threads.append(threading.current_thread())
+            return real(*given, **options)
+
+        setattr(tokenizer, part, watched)
+        status, _ = await while_working(g, post(g, path, **{"max_tokens": 2, **body}))
+        assert status == 200
+        assert [thread is not threading.current_thread() for thread in threads] == [beside]
+
+    play(story, folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": ["xxx", "yyy"]}),
+        ("/tokenize", {"messages": CHAT}),
+        ("/detokenize", {"tokens": [[1, 2, 3], [4, 5, 6]]}),
+        ("/detokenize", {"tokens": [1] * 6}),
+        ("/detokenize", {"tokens": [[1], [1], [1]]}),
+    ],
+)
+def test_texts_and_ids_are_bounded_in_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    for name, most in (("MAX_CHARS", 5), ("MAX_IDS", 5), ("MAX_TEXTS", 2)):
+        monkeypatch.setattr(tokenize_routes, name, most)
+
+    async def story(g: Gateway) -> None:
+        assert (await ask(g, "POST", path, body))[0] == 400
 
     play(story, folder)
 

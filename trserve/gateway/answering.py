@@ -6,11 +6,11 @@ Knows no routes and no formats.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from trserve.errors import RequestError
+from trserve.gateway import long_work
 from trserve.gateway.connection import Connection
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.exchange import Exchange
@@ -21,7 +21,6 @@ from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.service import Service
 from trserve.gateway.sinks import StreamSink, WholeSink
 
-LONG_TEXT_CHARS: Final = 10_000
 _STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -32,11 +31,12 @@ _STREAM_HEADERS: Final = [
 class Wanted(NamedTuple):
     """What a route asks for.
 
-    ``requests`` share one response, in their order; ``whole`` and ``stream`` make its sink, the
-    latter from the connection and whether its bytes are chunked.
+    ``requests`` share one response, in their order, and came in a body of ``body_bytes``; ``whole``
+    and ``stream`` make its sink, the latter from the connection and whether its bytes are chunked.
     """
 
     requests: Sequence[GenerationRequest]
+    body_bytes: int
     whole: Callable[[], WholeSink]
     stream: Callable[[Connection, bool], StreamSink]
 
@@ -65,38 +65,24 @@ class Answering:
                     connection.send_unframed()
                 sink = wanted.stream(connection, chunked)
                 with self.log.entry(sink, exchange, wanted.requests):
-                    await self._stream(exchange, wanted.requests, sink, send)
+                    await self._stream(exchange, wanted, sink, send)
             else:
                 whole = wanted.whole()
                 with self.log.entry(whole, exchange, wanted.requests):
-                    await self._whole(exchange, wanted.requests, whole, send)
+                    await self._whole(exchange, wanted, whole, send)
 
-    async def _prepare(
-        self, requests: Sequence[GenerationRequest], sink: WholeSink | StreamSink
-    ) -> list[Job]:
-        """The jobs of a response; long texts are tokenized beside the loop, streams go on."""
+    async def _prepare(self, wanted: Wanted, sink: WholeSink | StreamSink) -> list[Job]:
+        """The jobs of a response; what is long is rendered and tokenized while streams go on."""
         prepare = self._service.prepare_many
-        if sum(request.text_length for request in requests) > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(prepare, requests, sink.choice)
-        return prepare(requests, sink.choice)
+        return await long_work.do(wanted.body_bytes, lambda: prepare(wanted.requests, sink.choice))
 
-    async def _whole(
-        self,
-        exchange: Exchange,
-        requests: Sequence[GenerationRequest],
-        sink: WholeSink,
-        send: Send,
-    ) -> None:
-        await exchange.submit(self._prepare(requests, sink))
+    async def _whole(self, exchange: Exchange, wanted: Wanted, sink: WholeSink, send: Send) -> None:
+        await exchange.submit(self._prepare(wanted, sink))
         await sink.ended
         await send_json(send, 200, sink.body())
 
     async def _stream(
-        self,
-        exchange: Exchange,
-        requests: Sequence[GenerationRequest],
-        sink: StreamSink,
-        send: Send,
+        self, exchange: Exchange, wanted: Wanted, sink: StreamSink, send: Send
     ) -> None:
         async def begin() -> None:
             if not sink.opened:
@@ -106,7 +92,7 @@ class Answering:
 
         with KeepAlive(sink, self._service.keep_alive_s, begin):
             try:
-                await exchange.submit(self._prepare(requests, sink))
+                await exchange.submit(self._prepare(wanted, sink))
             except RequestError as error:
                 if not sink.opened:
                     raise

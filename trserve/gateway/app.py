@@ -204,14 +204,12 @@ class App:
     # -- generation --------------------------------------------------------------------------
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate(
-            parse_chat(await self._body(receive), self._service.defaults), scope, send
-        )
+        body = await self._body(receive)
+        await self._generate(parse_chat(body, self._service.defaults), len(body), scope, send)
 
     async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate(
-            parse_completion(await self._body(receive), self._service.defaults), scope, send
-        )
+        body = await self._body(receive)
+        await self._generate(parse_completion(body, self._service.defaults), len(body), scope, send)
 
     def _check_serving(self) -> None:
         if self.phase is not Phase.SERVING:
@@ -225,7 +223,9 @@ class App:
         self._check_serving()
         return await read_body(receive)
 
-    async def _generate(self, request: GenerationRequest, scope: Scope, send: Send) -> None:
+    async def _generate(
+        self, request: GenerationRequest, body_bytes: int, scope: Scope, send: Send
+    ) -> None:
         model = request.model_as_sent or self._service.served_names[0]
         logprobs = self._service.logprobs_of(request)
         extras = Extras(request, self._service.model_names, logprobs)
@@ -233,12 +233,14 @@ class App:
         if parts is None:
             wanted = Wanted(
                 [request],
+                body_bytes,
                 lambda: WholeSink(request, extras, model),
                 lambda writer, chunked: StreamSink(request, extras, model, writer, chunked),
             )
         else:
             wanted = Wanted(
                 [request],
+                body_bytes,
                 lambda: MessageWhole(request, extras, model, parts),
                 lambda writer, chunked: MessageStream(
                     request, extras, model, writer, chunked, parts

@@ -112,13 +112,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     rid: str | None = None
 
     @property
-    def text_length(self) -> int:
-        """Characters of text that must be tokenized, roughly for a chat."""
-        texts = [prompt for prompt in self.prompts if isinstance(prompt, str)]
-        texts += [message.get("content") or "" for message in self.messages or ()]
-        return sum(map(len, texts))
-
-    @property
     def num_choices(self) -> int:
         """Answers that are wanted: ``n`` for each prompt, those of a prompt side by side."""
         return self.n * max(1, len(self.prompts))

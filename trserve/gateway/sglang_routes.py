@@ -80,11 +80,13 @@ class SglangRoutes:
         }
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wanted = parse_generate(await self._read(receive), self._service.defaults)
+        body = await self._read(receive)
+        wanted = parse_generate(body, self._service.defaults)
         style = self._style
         await self._answering.answer(
             Wanted(
                 wanted.requests,
+                len(body),
                 lambda: GenerateWhole(wanted, style),
                 lambda writer, chunked: GenerateStream(wanted, style, writer, chunked),
             ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
 
@@ -10,6 +9,7 @@ import msgspec
 import orjson
 
 from trserve.errors import RequestError
+from trserve.gateway import long_work
 from trserve.gateway.chat_template import normalize_messages
 from trserve.gateway.replies import Handler, Receive, Scope, Send, send_json
 from trserve.gateway.request_body import decode
@@ -18,7 +18,8 @@ from trserve.gateway.service import Service
 
 Read = Callable[[Receive], Awaitable[bytes]]
 MAX_TEXTS: Final = 4096
-LONG_CHARS: Final = 10_000
+MAX_CHARS: Final = 4 * 2**20
+MAX_IDS: Final = 2**20
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -67,14 +68,15 @@ class TokenizeRoutes:
         }
 
     async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fields = decode(_tokenize_decoder, await self._read(receive))
+        raw = await self._read(receive)
+        fields = decode(_tokenize_decoder, raw)
         self._service.placements.check_model(fields.model)
+        await send_json(send, 200, await long_work.do(len(raw), lambda: self._tokenized(fields)))
+
+    def _tokenized(self, fields: TokenizeBody) -> bytes:
         texts, is_list = self._texts(fields)
         special = flag(fields.add_special_tokens, default=fields.messages is None)
-        if sum(map(len, texts)) > LONG_CHARS:
-            ids = await asyncio.to_thread(self._encode, texts, special)
-        else:
-            ids = self._encode(texts, special)
+        ids = [self._tokenizer.encode(text, add_special_tokens=special) for text in texts]
         length = self._service.max_prompt_and_output
         if fields.model is not None:
             length = self._service.placements.max_model_len(fields.model)
@@ -86,13 +88,19 @@ class TokenizeRoutes:
         if fields.return_token_strs:
             names = [[self._service.token_names.name(token) for token in each] for each in ids]
             found["token_strs"] = names if is_list else names[0]
-        await send_json(send, 200, orjson.dumps(found))
-
-    def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
-        return [self._tokenizer.encode(text, add_special_tokens=special) for text in texts]
+        return orjson.dumps(found)
 
     def _texts(self, fields: TokenizeBody) -> tuple[list[str], bool]:
-        """What is to be tokenized, and whether it came as a list."""
+        """What is to be tokenized, and whether it came as a list. RequestError: too much."""
+        texts, is_list = self._given(fields)
+        if sum(map(len, texts)) > MAX_CHARS:
+            raise RequestError(
+                f"what is to be tokenized may have at most {MAX_CHARS} characters in all",
+                param="prompt" if fields.messages is None else "messages",
+            )
+        return texts, is_list
+
+    def _given(self, fields: TokenizeBody) -> tuple[list[str], bool]:
         prompt = fields.text if fields.prompt is None else fields.prompt
         if (prompt is None) == (fields.messages is None):
             raise RequestError("send either prompt or messages", param="prompt")
@@ -111,16 +119,22 @@ class TokenizeRoutes:
         return [prompt or ""], False
 
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fields = decode(_detokenize_decoder, await self._read(receive))
+        raw = await self._read(receive)
+        fields = decode(_detokenize_decoder, raw)
         self._service.placements.check_model(fields.model)
         if fields.tokens is None:
             raise RequestError("tokens is missing; send a list of token ids", param="tokens")
-        rows, is_list = self._rows(fields.tokens)
-        skip = flag(fields.skip_special_tokens)
+        tokens, skip = fields.tokens, flag(fields.skip_special_tokens)
+        await send_json(
+            send, 200, await long_work.do(len(raw), lambda: self._detokenized(tokens, skip))
+        )
+
+    def _detokenized(self, tokens: list[int | list[int]], skip: bool) -> bytes:
+        rows, is_list = self._rows(tokens)
         texts = [self._tokenizer.decode(row, skip_special_tokens=skip) for row in rows]
         text: Any = texts if is_list else texts[0]
         # vLLM's clients read the one name, SGLang's the other.
-        await send_json(send, 200, orjson.dumps({"prompt": text, "text": text}))
+        return orjson.dumps({"prompt": text, "text": text})
 
     def _rows(self, tokens: list[int | list[int]]) -> tuple[list[list[int]], bool]:
         """The ids of each text, and whether they came as a list of lists."""
@@ -133,6 +147,10 @@ class TokenizeRoutes:
         return rows, bool(lists)
 
     def _check(self, rows: list[list[int]]) -> None:
+        if len(rows) > MAX_TEXTS or sum(map(len, rows)) > MAX_IDS:
+            raise RequestError(
+                f"tokens may hold at most {MAX_IDS} ids in {MAX_TEXTS} lists", param="tokens"
+            )
         size = self._tokenizer.size
         largest = max((max(row, default=0) for row in rows), default=0)
         if largest >= size:
