@@ -154,6 +154,7 @@ def test_the_log_is_bounded() -> None:
         def __init__(self, response_id: str) -> None:
             self.response_id = response_id
             self.generations = ()
+            self.account = None
 
     log = RequestLog()
     for number in range(MAX_KEPT + 5):

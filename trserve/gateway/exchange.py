@@ -6,10 +6,11 @@ Knows no routes and no response formats.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from types import TracebackType
 
 from trserve.errors import RequestError
+from trserve.gateway.access import Account
 from trserve.gateway.connection import Connection
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.generation import Generation
@@ -28,6 +29,7 @@ class Exchange:
         self._generations: Sequence[Generation] = ()
         self._client_gone = False
         self._aborted = False
+        self._doomed: set[int] = set()
         self._task = asyncio.current_task()
 
     def __enter__(self) -> Exchange:
@@ -62,6 +64,7 @@ class Exchange:
             if self._connection.visit is not None:
                 self._connection.visit.enter(made)
             self._generations = await self._dispatcher.submit_all(made)
+            self.abort_some(self._doomed)
         except asyncio.CancelledError:
             if self._client_gone or not self._aborted:
                 raise
@@ -72,6 +75,12 @@ class Exchange:
         """Those of the request; empty while it waits."""
         return self._generations
 
+    @property
+    def account(self) -> Account | None:
+        """Whose request it is; None where nobody looked."""
+        visit = self._connection.visit
+        return None if visit is None else visit.account
+
     def abort(self) -> None:
         """End the request: with what there is of its answers, or an error while it waits."""
         for generation in self._generations:
@@ -79,6 +88,14 @@ class Exchange:
         if not self._generations and self._task is not None:
             self._aborted = True
             self._task.cancel()
+
+    def abort_some(self, numbers: Iterable[int]) -> None:
+        """End these of its answers, while it waits as soon as they have slots."""
+        if not self._generations:
+            self._doomed.update(numbers)
+            return
+        for number in numbers:
+            self._dispatcher.abort(self._generations[number])
 
     def _on_lost(self) -> None:
         self._client_gone = True

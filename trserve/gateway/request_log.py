@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from trserve.errors import RequestError
+from trserve.gateway.access import ADMIN, Account
 from trserve.gateway.exchange import Exchange
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.responses import total_usage
@@ -35,7 +36,20 @@ class _Entry:
         self._created = int(time.time())
         self.exchange = exchange
         self.response_id = sink.response_id
-        self.rids = {request.rid for request in requests if request.rid is not None}
+        self.account = exchange.account
+        # Each answer's: requests that share a response may have a name each.
+        self._rids = [request.rid for request in requests for _ in range(request.num_choices)]
+
+    def abort(self, rid: str | None) -> bool:
+        """End the answers that go by ``rid``, all for None; False if none does."""
+        named = [number for number, own in enumerate(self._rids) if _goes_by(own, rid)]
+        if rid in (None, self.response_id) or len(named) == len(self._rids):
+            self.exchange.abort()
+        elif named:
+            self.exchange.abort_some(named)
+        else:
+            return False
+        return True
 
     def describe(self, status: str) -> dict[str, Any]:
         """What there is to say of it now."""
@@ -74,9 +88,9 @@ class RequestLog:
         status = "cancelled"
         try:
             yield
-            # An error within a stream ends it without a finish reason.
+            # An error within a stream ends it without a finish reason, or without any answer.
             told = [generation.finish_reason for generation in exchange.generations]
-            status = "finished" if all(told) else "failed"
+            status = "finished" if told and all(told) else "failed"
         except RequestError:
             status = "failed"
             raise
@@ -102,13 +116,19 @@ class RequestLog:
             code="not_found",
         )
 
-    def abort(self, rid: str | None) -> int:
-        """End the open requests that go by ``rid``, all of them for None; returns how many."""
-        chosen = [
-            entry
-            for entry in self._open.values()
-            if rid is None or rid == entry.response_id or rid in entry.rids
-        ]
-        for entry in chosen:
-            entry.exchange.abort()
-        return len(chosen)
+    def abort(self, rid: str | None, by: Account | None) -> int:
+        """End the open requests that go by ``rid``, all of them for None; returns how many.
+
+        ``by`` whom: the administrator reaches all, any other account its own.
+        """
+        reaches_all = by is not None and by.name == ADMIN
+        reached = [each for each in self._open.values() if reaches_all or each.account is by]
+        return sum([entry.abort(rid) for entry in reached])
+
+
+def _goes_by(own: str | None, rid: str | None) -> bool:
+    """Whether an answer's ``own`` name is ``rid``, or that with its number in a batch."""
+    if own is None or rid is None:
+        return False
+    name, _, number = own.rpartition("_")
+    return own == rid or (name == rid and number.isdecimal())

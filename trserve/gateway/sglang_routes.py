@@ -135,7 +135,8 @@ class SglangRoutes:
         wanted = decode(_abort_decoder, await self._read(receive))
         if not wanted.abort_all and not wanted.rid:
             raise RequestError("send a rid, or abort_all: true", param="rid")
-        count = self._answering.log.abort(None if wanted.abort_all else wanted.rid)
+        by = scope["state"]["connection"].visit.account
+        count = self._answering.log.abort(None if wanted.abort_all else wanted.rid, by)
         await send_json(send, 200, orjson.dumps({"aborted": count}))
 
     async def _health_generate(self, scope: Scope, receive: Receive, send: Send) -> None:
