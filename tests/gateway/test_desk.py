@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,12 @@ import pytest
 from tests.gateway.test_hardening import GET, SECRET, envelope, exchange, statuses
 from tests.gateway.test_http import Gateway, get, play, request
 from trserve.endpoint_plan import EndpointPlan
+from trserve.errors import RequestError
+from trserve.gateway.journal import Journal
+from trserve.gateway.keep_alive import KeepAlive
+from trserve.gateway.requests import GenerationRequest
+from trserve.gateway.sinks import Extras, StreamSink
+from trserve.gateway.visit import Visit
 from trserve.keys import digest
 
 PROMPT = "a prompt that nobody logs"
@@ -187,6 +195,41 @@ def test_an_error_behind_a_comment_is_told_in_the_stream(folder: Path) -> None:
 
     endpoint = EndpointPlan(sse_keep_alive_s=0.05, log_requests=False)
     play(story, folder, endpoint=endpoint, slots=1)
+
+
+def test_a_failure_before_the_response_keeps_its_status() -> None:
+    async def story() -> None:
+        request = GenerationRequest(kind="completion", prompts=["x"])
+        writer: Any = SimpleNamespace(paused=False, write=None)
+        sink = StreamSink(request, Extras(request, []), "m", writer, chunked=False)
+        opened: list[bool] = []
+
+        async def open_it() -> None:
+            opened.append(True)
+
+        with KeepAlive(sink, 0.001, open_it):
+            sink.fail(RequestError("no"))
+            await asyncio.sleep(0.02)
+        assert opened == []
+        assert isinstance(sink.begun.exception(), RequestError)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_log_that_nobody_takes_ends_no_request(
+    monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(text)
+
+    stderr = io.StringIO() if closed else Gone()
+    if closed:
+        stderr.close()
+    monkeypatch.setattr("sys.stderr", stderr)
+    scope = {"method": "POST", "path": "/x", "headers": []}
+    Journal(wanted=True).close(Visit(scope))
 
 
 def log_of(folder: Path, log_format: str) -> list[str]:

@@ -87,6 +87,10 @@ def test_a_connection_that_says_nothing_is_closed_without_a_word(folder: Path) -
     assert say([], timeouts=QUICK)(folder) == b""
 
 
+def test_an_empty_line_buys_no_time(folder: Path) -> None:
+    assert statuses(say([GET + b"\r\n", b"\r\n"], timeouts=QUICK)(folder)) == [200]
+
+
 def test_headers_by_drops_do_not_buy_time(folder: Path) -> None:
     drops = [bytes([byte]) for byte in GET + b"x" * 200]
     assert statuses(say(drops, timeouts=QUICK)(folder)) == [408]

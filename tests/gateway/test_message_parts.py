@@ -111,6 +111,8 @@ def test_one_call_where_they_may_not_be_parallel() -> None:
         "<tool_call><function=></function></tool_call>",
         "<tool_call>" + "[" * 100_000,
         "a <tool_cal",
+        "a \n\n<tool_call>b</tool_call> \n<tool_call>c</tool_call>\n d",
+        " <tool_call>b",
         '<tool_call>{"name": "weather", "arguments": {"city": "\\ud83d"}}</tool_call>',
         '<tool_call>{"name": "\\ud83d"}</tool_call>',
     ],

@@ -300,6 +300,11 @@ def test_errors_have_all_four_members():
     assert stream().DONE == DONE == b"data: [DONE]\n\n"
 
 
+def test_an_error_that_repeats_half_a_surrogate_pair_is_told():
+    said = json.loads(error_body(RequestError("no \ud83d", param="x.\ud83d")))["error"]
+    assert (said["message"], said["param"]) == ("no ?", "x.?")
+
+
 def test_models():
     first, second = json.loads(models_body({"a": 4096, "b": 64}, 1))["data"]
     assert (first["id"], first["root"], first["max_model_len"]) == ("a", "a", 4096)

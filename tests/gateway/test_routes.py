@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from trserve.errors import RequestError
 from trserve.gateway import cache_flush, probe, sglang_routes, tokenize_routes
 from trserve.gateway.app import Phase
 from trserve.gateway.cache_flush import CacheFlush
+from trserve.gateway.main import Gateway as Process
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.placement import Placements
 from trserve.gateway.request_log import MAX_KEPT, RequestLog
@@ -222,6 +224,33 @@ def test_a_flush_that_a_worker_does_not_answer_fails(
         assert refused.value.status == 503
 
     play(story, folder)
+
+
+def test_whatever_the_launcher_is_asked_its_socket_is_read_afterwards() -> None:
+    class Control:
+        """Notes what happens to the socket, whose descriptor tells of a message once."""
+
+        def __init__(self) -> None:
+            self.events: list[str] = []
+
+        def send(self, message: Message) -> None:
+            self.events.append(message["type"])
+
+        def receive_all(self) -> list[Message]:
+            self.events.append("read")
+            return []
+
+    async def story() -> None:
+        control: Any = Control()
+        flush = CacheFlush(0, *[SimpleNamespace()] * 2)  # type: ignore[arg-type]
+        admin = SimpleNamespace()
+        Process(SimpleNamespace(), control, *[SimpleNamespace()] * 6, flush, admin)  # type: ignore[arg-type]
+        for ask in (flush.ask, admin.ask):
+            ask({"type": "asked"})
+            await asyncio.sleep(0)
+        assert control.events == ["asked", "read"] * 2
+
+    asyncio.run(story())
 
 
 def test_only_models_that_are_up_are_asked(folder: Path) -> None:

@@ -182,3 +182,28 @@ def test_a_launcher_that_does_not_answer_is_not_waited_for(
         assert not launcher.admin.on_message({"type": "worker_up", "model": 0})
 
     run(story, folder)
+
+
+def test_a_change_that_nobody_confirms_is_logged_as_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(routing_admin, "ANSWER_WITHIN_S", 0.05)
+
+    async def story(g: Gateway, launcher: Launcher) -> None:
+        hears = launcher.ask
+
+        def hears_questions(message: dict[str, Any]) -> None:
+            launcher.answers = set(message) == {"type", "number"}
+            hears(message)
+
+        launcher.admin.ask = hears_questions
+        for thresholds in ("auto", [1, 3]):
+            body = {"router": {"tau": 0.5}, "batch_threshold": thresholds}
+            assert statuses(await ask(g, body)) == [503]
+
+    with caplog.at_level(logging.INFO, routing_admin.__name__):
+        run(story, folder)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("routing change requested by admin, request ")
+    assert first.endswith("not confirmed: tau to 0.5; batch thresholds to auto")
+    assert second.endswith("batch thresholds to 1:1/1,2:1/2,3:1/3")

@@ -19,11 +19,15 @@ CLOSING_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.005
 
 
+def _nobody(message: Message) -> None:
+    """There is no launcher."""
+
+
 class CacheFlush:
     """One server's; whoever asks while a flush is under way waits for its own.
 
-    Args:
-        send: a message to the launcher, which hands it to every worker.
+    Attributes:
+        ask: sends a message to the launcher, which hands it to every worker.
     """
 
     def __init__(
@@ -31,12 +35,12 @@ class CacheFlush:
         models: int,
         dispatcher: Dispatcher,
         states: ModelStates,
-        send: Callable[[Message], None],
+        ask: Callable[[Message], None] = _nobody,
     ) -> None:
         self._models = models
         self._dispatcher = dispatcher
         self._states = states
-        self._send = send
+        self.ask = ask
         self._number = 0
         self._waits: dict[int, tuple[set[int], asyncio.Future[None]]] = {}
 
@@ -54,7 +58,7 @@ class CacheFlush:
         self._number += 1
         number, done = self._number, asyncio.get_running_loop().create_future()
         self._waits[number] = up, done
-        self._send({"type": "flush_cache", "number": number})
+        self.ask({"type": "flush_cache", "number": number})
         try:
             async with asyncio.timeout(ANSWER_S):
                 await done

@@ -169,6 +169,8 @@ class Connection(HttpToolsProtocol):
             self._held_bytes += len(data)
             if self._held_bytes > MAX_HEADER_BYTES:
                 self._refuse(_TOO_LARGE)
+            else:
+                self._watch_head()  # an empty line begins no request, and ends the idle time
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is refused, in JSON as every other error."""

@@ -6,6 +6,7 @@ scrapes metrics leaves no line.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -24,7 +25,10 @@ _PREFIX: Final = "trserve gateway: "
 
 
 def _write(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    # Whoever reads the log may be gone, or the descriptor closed: a request that was answered must
+    # not end as an error for it, and there is nowhere left to say so.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(line + "\n")
 
 
 class JsonFormatter(logging.Formatter):

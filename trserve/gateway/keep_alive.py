@@ -42,10 +42,16 @@ class KeepAlive:
         if self._task is not None:
             self._task.cancel()
 
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the response is about to begin with the status of an error."""
+        begun = self._sink.begun
+        return begun.done() and (begun.cancelled() or begun.exception() is not None)
+
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            if self._sink.ended.done():
+            if self._sink.ended.done() or self._has_failed:
                 return
             if self._sink.num_writes == self._seen and not self._sink.writer.paused:
                 await self._open()

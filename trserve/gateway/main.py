@@ -71,7 +71,7 @@ class Gateway:
         self._timeouts = timeouts
         self._cache_flush = cache_flush
         self._admin = admin
-        admin.ask = self._ask
+        admin.ask = cache_flush.ask = self._ask
 
     async def run(self) -> None:
         """Serve until the launcher says stop, or is gone."""
@@ -225,7 +225,7 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
         (b"x-trserve-router", service.router_name.encode()),
         (b"x-trserve-version", __version__.encode()),
     ]
-    flush = CacheFlush(len(plan.models), dispatcher, service.states, control.send)
+    flush = CacheFlush(len(plan.models), dispatcher, service.states)
     desk = Desk(endpoint, labels)
     app = App(service, dispatcher, health, exposition.render, desk, flush=flush.flush)
     admin = RoutingAdmin(plan, service)

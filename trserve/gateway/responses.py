@@ -257,17 +257,25 @@ def total_usage(parts: Sequence[Mapping[str, Any]], n: int) -> dict[str, Any]:
 
 
 def error_body(error: RequestError) -> bytes:
-    """The OpenAI error envelope; all four members are always there."""
+    """The OpenAI error envelope; all four members are always there.
+
+    It may repeat a client's words, in which JSON or a path can have put what no UTF-8 text holds.
+    """
     return orjson.dumps(
         {
             "error": {
-                "message": error.message,
+                "message": _utf8(error.message),
                 "type": error.type,
-                "param": error.param,
+                "param": None if error.param is None else _utf8(error.param),
                 "code": error.code,
             }
         }
     )
+
+
+def _utf8(text: str) -> str:
+    """``text`` with a question mark for each half of a surrogate pair."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def models_body(lengths: Mapping[str, int], created: int) -> bytes:

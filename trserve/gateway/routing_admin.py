@@ -76,18 +76,19 @@ class RoutingAdmin:
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
         change = self._checked(await read_body(receive))
-        async with self._turn:
-            before = await self._exchange({})
-            after = await self._exchange(change)
-        lines = self._differences(before, after, change)
         visit = scope["state"]["connection"].visit
         who = "nobody" if visit.account is None else visit.account.name
-        log.info(
-            "routing changed by %s, request %s: %s",
-            who,
-            visit.request_id.decode(),
-            "; ".join(lines) or "nothing",
-        )
+        asked = f"by {who}, request {visit.request_id.decode()}"
+        async with self._turn:
+            before = await self._exchange({})
+            try:
+                after = await self._exchange(change)
+            except RequestError:
+                # The launcher may have it all the same: who reads the log must be able to know.
+                log.warning("routing change requested %s, not confirmed: %s", asked, _told(change))
+                raise
+        lines = self._differences(before, after, change)
+        log.info("routing changed %s: %s", asked, "; ".join(lines) or "nothing")
         await send_json(send, 200, orjson.dumps(self._body(after)))
 
     async def _exchange(self, change: Mapping[str, Any]) -> Message:
@@ -220,6 +221,15 @@ def _is_vector(row: object, models: int, most: int) -> bool:
         and len(row) == models
         and all(type(each) is int and 1 <= each <= most for each in row)
     )
+
+
+def _told(change: Mapping[str, Any]) -> str:
+    """What a change asks for."""
+    parts = [f"{name} to {value:g}" for name, value in change.get("router", {}).items()]
+    if "rows" in change:
+        rows = change["rows"]
+        parts.append(f"batch thresholds to {AUTO if rows is None else _short(rows)}")
+    return "; ".join(parts)
 
 
 def _short(rows: Mapping[str, Sequence[int]]) -> str:

@@ -105,6 +105,7 @@ class ToolCallSplitter:
         self._held = ""
         self._inside = False
         self._after_call = False
+        self._space = ""  # before what may be a call: text if it is none
         self.num_calls = 0
 
     def push(self, text: str) -> list[str | Call]:
@@ -116,7 +117,9 @@ class ToolCallSplitter:
             if self._inside:
                 self._show_call(found, piece.before, END)
             else:
-                self._show(found, piece.before.rstrip())
+                shown = piece.before.rstrip()
+                self._show(found, shown)
+                self._space = "" if self._after_call else piece.before[len(shown) :]
             self._inside = not self._inside
         if not self._inside:  # the space at the end waits: a call would swallow it
             shown = piece.before.rstrip()
@@ -136,7 +139,7 @@ class ToolCallSplitter:
         call = parse_call(text, self._tools)
         if call is None:
             self._after_call = False
-            found.append(BEGIN + text + end)
+            found.append(self._space + BEGIN + text + end)
             return
         self._after_call = True
         if self._parallel or not self.num_calls:
