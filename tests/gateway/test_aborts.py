@@ -125,10 +125,10 @@ def test_a_stream_that_got_no_answer_has_failed(folder: Path) -> None:
         waits = generate(g, input_ids=[1], rid="w", stream=True)
         await g.until(lambda: g.dispatcher.num_waiting == 1)
         await asyncio.sleep(0.1)  # comments keep the stream alive, which has begun
-        (own,) = [name for name, entry in log._open.items() if entry.abort("w")]
+        assert await abort(g, rid="w") == 1
         status, _ = await waits
         assert status == 200
-        assert log.describe(own)["status"] == "failed"
+        assert [said["status"] for said in log._ended.values()] == ["failed"]
         await worked(g, held)
 
     play(story, folder, endpoint=EndpointPlan(log_requests=False, sse_keep_alive_s=0.02))

@@ -167,3 +167,29 @@ def test_most_answers_need_no_parts() -> None:
     assert part_splitter(plain, "<think>\n\n</think>\n\n", reasons=True) is None
     assert part_splitter(plain, "x", reasons=True) is not None
     assert part_splitter(GenerationRequest(kind="chat", tools=TOOLS), "x", reasons=False)
+
+
+@pytest.mark.parametrize(
+    ("final", "text", "reasoning", "content"),
+    [
+        ("<think>\nit is", " so.\n</think>\n\nYes", " so.", "Yes"),
+        ("<think>\n", "\nso.</think>Yes", "so.", "Yes"),
+        ("<think>", "so.</think>Yes", "so.", "Yes"),
+        ("<think>so</think>\n\nYes", " it is", "", " it is"),
+        ("Between <think> and", " its end", "", " its end"),
+        ("Yes", " it is", "", " it is"),
+    ],
+)
+def test_a_message_that_goes_on_amid_its_reasoning(
+    final: str, text: str, reasoning: str, content: str
+) -> None:
+    request = GenerationRequest(
+        kind="chat",
+        messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": final}],
+        continue_final_message=True,
+        add_generation_prompt=False,
+    )
+    parts = part_splitter(request, f"a <think> of the user's {final}", reasons=True)
+    assert parts is not None
+    found = whole_message(parts.push(text, last=True))
+    assert (found.get("reasoning_content", ""), found["content"]) == (reasoning, content)

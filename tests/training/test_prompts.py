@@ -40,6 +40,8 @@ def test_json_lines_have_texts_or_chats_and_answers(tmp_path: Path) -> None:
         ('{"prompt": "a"', "line 1"),
         ('{"question": "a"}', 'line 1: needs either "messages" or "prompt"'),
         ('{"prompt": "a", "messages": []}', "needs either"),
+        ('{"prompt": "a"}\n{"prompt": ""}', "line 2: is empty"),
+        ('{"messages": []}', "line 1: is empty"),
     ],
 )
 def test_the_message_says_where(content: str, message: str, tmp_path: Path) -> None:

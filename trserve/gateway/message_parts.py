@@ -91,12 +91,22 @@ def whole_message(deltas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return message
 
 
+def _continued(request: GenerationRequest) -> str:
+    """The assistant's own text that the answer goes on with; empty if it begins a message."""
+    if not (request.continue_final_message and request.messages):
+        return ""
+    content: str = request.messages[-1].get("content", "")
+    return content
+
+
 def part_splitter(request: GenerationRequest, prompt: str, *, reasons: bool) -> PartSplitter | None:
     """What an answer to ``prompt`` needs; None if it has no part but content.
 
     ``reasons``: whether the model may reason at all.
     """
-    reasoning = ReasoningSplitter(prompt) if reasons and may_reason(prompt) else None
+    reasoning = None
+    if reasons and may_reason(prompt):
+        reasoning = ReasoningSplitter(prompt, continued=_continued(request))
     tools = None
     if request.tools:
         tools = ToolCallSplitter(request.tools, parallel=request.parallel_tool_calls)

@@ -26,17 +26,27 @@ def may_reason(prompt: str) -> bool:
     return not prompt.rstrip().endswith(END)
 
 
+def _ends_within(continued: str) -> bool:
+    """Whether an assistant's text ends amid its reasoning, of which some stands there."""
+    text = continued.lstrip()
+    begins = text.startswith(BEGIN) and not text.removeprefix(BEGIN).isspace()
+    return begins and text != BEGIN and END not in text
+
+
 class ReasoningSplitter:
     """Splits the text of one answer.
 
     Args:
         prompt: what it answers; some templates open the reasoning themselves.
+        continued: the assistant's own text that it goes on with, if it does.
     """
 
-    def __init__(self, prompt: str) -> None:
+    def __init__(self, prompt: str, *, continued: str = "") -> None:
         self._held = ""
-        self._push = self._reasoning if prompt.rstrip().endswith(BEGIN) else self._beginning
-        self._begun = False
+        # Of reasoning that goes on, the space before its next word is a part.
+        self._begun = _ends_within(continued)
+        is_open = self._begun or prompt.rstrip().endswith(BEGIN)
+        self._push = self._reasoning if is_open else self._beginning
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that ``text`` makes certain."""

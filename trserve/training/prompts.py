@@ -61,4 +61,6 @@ def _from_json(path: Path, number: int, line: str) -> TrainingPrompt:
         raise ConfigError(f'--prompts {path}, line {number}: needs either "messages" or "prompt"')
     content: Content | None = told.prompt if told.messages is None else told.messages
     assert content is not None
+    if not content:
+        raise ConfigError(f"--prompts {path}, line {number}: is empty; give it text or messages")
     return TrainingPrompt(content, told.answer)
