@@ -15,7 +15,7 @@ from tests.gateway.stack import completion, new_plan
 from tests.gateway.test_http import Gateway, play
 from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
-from trserve.gateway import cache_flush, probe, sglang_routes, tokenize_routes
+from trserve.gateway import app, cache_flush, probe, sglang_routes, tokenize_routes
 from trserve.gateway.app import Phase
 from trserve.gateway.cache_flush import CacheFlush
 from trserve.gateway.main import Gateway as Process
@@ -471,6 +471,41 @@ def test_long_work_is_done_beside_the_loop(
         status, _ = await while_working(g, post(g, path, **{"max_tokens": 2, **body}))
         assert status == 200
         assert [thread is not threading.current_thread() for thread in threads] == [beside]
+
+    play(story, folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "module", "parser"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT}, app, "parse_chat"),
+        ("/v1/completions", {"prompt": [1]}, app, "parse_completion"),
+        ("/generate", {"input_ids": [1]}, sglang_routes, "parse_generate"),
+    ],
+)
+@pytest.mark.parametrize("long", [False, True])
+def test_a_long_body_is_read_beside_the_loop(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    fields: dict[str, Any],
+    module: Any,
+    parser: str,
+    long: bool,
+) -> None:
+    threads, real = [], getattr(module, parser)
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return real(*given)
+
+    monkeypatch.setattr(module, parser, watched)
+
+    async def story(g: Gateway) -> None:
+        padding = {"user": "y" * 12_000} if long else {}
+        status, _ = await while_working(g, post(g, path, max_tokens=2, **fields, **padding))
+        assert status == 200
+        assert [thread is not threading.current_thread() for thread in threads] == [long]
 
     play(story, folder)
 

@@ -15,6 +15,7 @@ import orjson
 
 from trserve import __version__
 from trserve.errors import RequestError
+from trserve.gateway import long_work
 from trserve.gateway.access import asks_deep
 from trserve.gateway.answering import Answering, Wanted
 from trserve.gateway.desk import Desk
@@ -39,6 +40,7 @@ from trserve.gateway.service import Service
 from trserve.gateway.sglang_routes import SglangRoutes
 from trserve.gateway.sinks import Extras, StreamSink, WholeSink
 from trserve.gateway.tokenize_routes import TokenizeRoutes
+from trserve.params import SamplingDefaults
 
 log = logging.getLogger(__name__)
 REQUESTS: Final = "/v1/trserve/requests/"
@@ -204,12 +206,10 @@ class App:
     # -- generation --------------------------------------------------------------------------
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._body(receive)
-        await self._generate(parse_chat(body, self._service.defaults), len(body), scope, send)
+        await self._generate(parse_chat, await self._body(receive), scope, send)
 
     async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._body(receive)
-        await self._generate(parse_completion(body, self._service.defaults), len(body), scope, send)
+        await self._generate(parse_completion, await self._body(receive), scope, send)
 
     def _check_serving(self) -> None:
         if self.phase is not Phase.SERVING:
@@ -224,8 +224,14 @@ class App:
         return await read_body(receive)
 
     async def _generate(
-        self, request: GenerationRequest, body_bytes: int, scope: Scope, send: Send
+        self,
+        parse: Callable[[bytes, SamplingDefaults], GenerationRequest],
+        body: bytes,
+        scope: Scope,
+        send: Send,
     ) -> None:
+        defaults = self._service.defaults
+        request = await long_work.do(len(body), lambda: parse(body, defaults))
         model = request.model_as_sent or self._service.served_names[0]
         logprobs = self._service.logprobs_of(request)
         extras = Extras(request, self._service.model_names, logprobs)
@@ -233,14 +239,14 @@ class App:
         if parts is None:
             wanted = Wanted(
                 [request],
-                body_bytes,
+                len(body),
                 lambda: WholeSink(request, extras, model),
                 lambda writer, chunked: StreamSink(request, extras, model, writer, chunked),
             )
         else:
             wanted = Wanted(
                 [request],
-                body_bytes,
+                len(body),
                 lambda: MessageWhole(request, extras, model, parts),
                 lambda writer, chunked: MessageStream(
                     request, extras, model, writer, chunked, parts

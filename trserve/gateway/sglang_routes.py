@@ -13,6 +13,7 @@ import orjson
 
 from trserve import __version__
 from trserve.errors import RequestError
+from trserve.gateway import long_work
 from trserve.gateway.answering import Answering, Wanted
 from trserve.gateway.replies import Handler, Receive, Scope, Send, send_body, send_json
 from trserve.gateway.request_body import decode
@@ -81,7 +82,8 @@ class SglangRoutes:
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._read(receive)
-        wanted = parse_generate(body, self._service.defaults)
+        defaults = self._service.defaults
+        wanted = await long_work.do(len(body), lambda: parse_generate(body, defaults))
         style = self._style
         await self._answering.answer(
             Wanted(
