@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
 _BEAT_S = 1.0
-_YOUNG_OBJECTS = 10_000
+_YOUNG_OBJECTS = 2_000
 
 
 class Gateway:
