@@ -10,12 +10,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from trserve.ipc.baton import STATE_MASK, STATE_SHIFT, SlotState
-from trserve.ipc.slab import Slab, WorkerStatus
+from trserve.ipc.slab import Slab, WorkerStatus, count_live
 from trserve.ipc.tally import Tally, read_tally
 from trserve.sched.estimator import StepEvent
 
-_LIVE: Final = int(SlotState.LIVE) << STATE_SHIFT
 _SETTLED: Final = (WorkerStatus.UP, WorkerStatus.LOST)
 _TRIES: Final = 4
 _NS_PER_MS: Final = 1e6
@@ -59,7 +57,7 @@ class Observer:
                 events += _events(worker, since)
                 tokens += int(since.committed.sum())
         return Look(
-            live=int(np.count_nonzero(slab.baton_vector & STATE_MASK == _LIVE)),
+            live=count_live(slab.baton_vector),
             tokens=tokens,
             moved=bool(events),
             complete=all(words.get("status") in _SETTLED for words in slab.workers),
