@@ -42,6 +42,7 @@ suite "golden reference and engine" tests/golden tests/engine \
   --ignore tests/golden/test_seeds.py
 suite "black box, a to k" tests/blackbox/test_[a-k]*.py
 suite "black box, l to z" tests/blackbox/test_[l-z]*.py
+suite "third-party clients" tests/clients
 suite "emulated devices and benchmarks" tests/emulated tests/bench
 suite "killed workers" tests/faults/test_worker_kills.py
 suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py

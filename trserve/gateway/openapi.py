@@ -13,6 +13,7 @@ import msgspec
 import orjson
 
 from trserve import __version__
+from trserve.gateway.openapi_schemas import SCHEMAS
 from trserve.gateway.request_body import ChatBody, CompletionBody
 from trserve.gateway.sglang import GenerateBody
 from trserve.gateway.sglang_routes import AbortBody
@@ -29,18 +30,21 @@ PUBLIC: Final = frozenset(("/livez", "/readyz", "/health", "/ping"))
 class Route(NamedTuple):
     """One path and method.
 
-    ``body`` is the type of its JSON body, None where it takes none; ``answers`` are the content
-    types of its success; ``statuses`` those of its failures beside 401 and 405; ``query`` and the
-    names in braces of ``path`` are its parameters.
+    ``body`` is the type of its JSON body or the name of a schema, None where it takes none;
+    ``answers`` are the content types of its success; ``statuses`` those of its failures beside 401
+    and 405; ``query`` and the names in braces of ``path`` are its parameters; ``answer`` names the
+    schema of its success in JSON, ``refusal`` that of its 503 where it is not an error.
     """
 
     path: str
     method: str
     summary: str
-    body: type[msgspec.Struct] | None = None
+    body: type[msgspec.Struct] | str | None = None
     answers: tuple[str, ...] = (_JSON,)
     statuses: tuple[int, ...] = ()
     query: tuple[str, ...] = ()
+    answer: str = ""
+    refusal: str = "Error"
 
 
 _TAKES: Final = (400, 408, 413, 503)
@@ -55,6 +59,7 @@ ROUTES: Final = (
         ChatBody,
         _ANSWERS,
         _GENERATES,
+        answer="ChatCompletion",
     ),
     Route(
         "/v1/completions",
@@ -63,19 +68,44 @@ ROUTES: Final = (
         CompletionBody,
         _ANSWERS,
         _GENERATES,
+        answer="Completion",
     ),
-    Route("/v1/models", "GET", "The names that are served."),
-    Route("/v1/models/{name}", "GET", "One of them.", statuses=(404,)),
+    Route("/v1/models", "GET", "The names that are served.", answer="ModelList"),
+    Route("/v1/models/{name}", "GET", "One of them.", statuses=(404,), answer="Model"),
     Route(
         "/v1/trserve/requests/{id}",
         "GET",
         "What became of the request with this response id.",
         statuses=(404,),
+        answer="RequestReport",
     ),
-    Route("/v1/trserve/routing", "GET", "What routing is set to.", statuses=(403, 503)),
-    Route("/v1/trserve/routing", "POST", "Change it.", statuses=(400, 403, 408, 413, 503)),
-    Route("/generate", "POST", "SGLang's generation.", GenerateBody, _ANSWERS, _GENERATES),
-    Route("/generate", "PUT", "SGLang's generation.", GenerateBody, _ANSWERS, _GENERATES),
+    Route(
+        "/v1/trserve/routing",
+        "GET",
+        "What routing is set to.",
+        statuses=(403, 503),
+        answer="Routing",
+    ),
+    Route(
+        "/v1/trserve/routing",
+        "POST",
+        "Change it.",
+        "RoutingChange",
+        statuses=(400, 403, 408, 413, 503),
+        answer="Routing",
+    ),
+    *(
+        Route(
+            "/generate",
+            method,
+            "SGLang's generation.",
+            GenerateBody,
+            _ANSWERS,
+            _GENERATES,
+            answer="Generated",
+        )
+        for method in ("POST", "PUT")
+    ),
     Route("/abort_request", "POST", "End open requests.", AbortBody, statuses=(400, 408, 413)),
     Route("/flush_cache", "GET", "Empty the prefix caches.", None, (_TEXT,), (400, 503)),
     Route("/flush_cache", "POST", "Empty the prefix caches.", None, (_TEXT,), _TAKES),
@@ -83,17 +113,44 @@ ROUTES: Final = (
     Route("/model_info", "GET", "The models and the tokenizer."),
     Route("/get_server_info", "GET", "Settings, and what the server is doing."),
     Route("/server_info", "GET", "Settings, and what the server is doing."),
-    Route("/tokenize", "POST", "Text or a chat to ids.", TokenizeBody, statuses=(404, *_TAKES)),
-    Route("/v1/tokenize", "POST", "Text or a chat to ids.", TokenizeBody, statuses=(404, *_TAKES)),
-    Route("/detokenize", "POST", "Ids to text.", DetokenizeBody, statuses=(404, *_TAKES)),
-    Route("/v1/detokenize", "POST", "Ids to text.", DetokenizeBody, statuses=(404, *_TAKES)),
-    Route("/health", "GET", "Whether requests are taken.", statuses=(503,), query=("deep",)),
-    Route("/readyz", "GET", "Whether requests are taken.", statuses=(503,), query=("deep",)),
-    Route("/ping", "GET", "Whether requests are taken.", statuses=(503,), query=("deep",)),
-    Route("/livez", "GET", "Whether the gateway lives."),
+    *(
+        Route(
+            path,
+            "POST",
+            "Text or a chat to ids.",
+            TokenizeBody,
+            statuses=(404, *_TAKES),
+            answer="Tokenized",
+        )
+        for path in ("/tokenize", "/v1/tokenize")
+    ),
+    *(
+        Route(
+            path,
+            "POST",
+            "Ids to text.",
+            DetokenizeBody,
+            statuses=(404, *_TAKES),
+            answer="Detokenized",
+        )
+        for path in ("/detokenize", "/v1/detokenize")
+    ),
+    *(
+        Route(
+            path,
+            "GET",
+            "Whether requests are taken.",
+            statuses=(503,),
+            query=("deep",),
+            answer="Health",
+            refusal="Unready",
+        )
+        for path in ("/health", "/readyz", "/ping")
+    ),
+    Route("/livez", "GET", "Whether the gateway lives.", answer="Alive"),
     Route("/health_generate", "GET", "Whether every model writes a token.", statuses=(503,)),
     Route("/metrics", "GET", "Prometheus' format.", None, (_TEXT,)),
-    Route("/version", "GET", "The version."),
+    Route("/version", "GET", "The version.", answer="Version"),
     Route("/openapi.json", "GET", "This document."),
 )
 
@@ -101,7 +158,7 @@ ROUTES: Final = (
 @cache
 def document() -> bytes:
     """The document as JSON."""
-    bodies = [route.body for route in ROUTES if route.body is not None]
+    bodies = [route.body for route in ROUTES if isinstance(route.body, type)]
     _, schemas = msgspec.json.schema_components(dict.fromkeys(bodies), ref_template=_REF)
     paths: dict[str, Any] = {}
     for route in ROUTES:
@@ -112,7 +169,7 @@ def document() -> bytes:
             "info": {"title": "trserve", "version": __version__},
             "paths": paths,
             "components": {
-                "schemas": {**schemas, "Error": _ERROR},
+                "schemas": {**schemas, **SCHEMAS, "Error": _ERROR},
                 "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             },
             "security": [{"key": []}, {}],
@@ -125,12 +182,14 @@ def _operation(route: Route) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.method.lower()}{route.path.translate(_NO_SIGNS)}",
-        "responses": {"200": _success(route)} | {str(s): _FAILURE for s in sorted(statuses)},
+        "responses": {"200": _success(route)}
+        | {str(status): _failure(route, status) for status in sorted(statuses)},
     }
     if parameters := _parameters(route):
         operation["parameters"] = parameters
     if route.body is not None:
-        schema = {"$ref": _REF.format(name=route.body.__name__)}
+        name = route.body if isinstance(route.body, str) else route.body.__name__
+        schema = {"$ref": _REF.format(name=name)}
         operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
     return operation
 
@@ -139,9 +198,18 @@ _NO_SIGNS: Final = str.maketrans({"/": "_", "{": None, "}": None, ".": "_"})
 
 
 def _success(route: Route) -> dict[str, Any]:
-    shape = {_JSON: {"type": ["object", "array"]}}
+    answer = {"$ref": _REF.format(name=route.answer)} if route.answer else {"type": "object"}
+    shape = {_JSON: answer, _EVENTS: {"$ref": _REF.format(name="Event")}}
     content = {kind: {"schema": shape.get(kind, {"type": "string"})} for kind in route.answers}
     return {"description": "The answer.", "content": content}
+
+
+def _failure(route: Route, status: int) -> dict[str, Any]:
+    name = route.refusal if status == 503 else "Error"
+    return {
+        "description": "Why not.",
+        "content": {_JSON: {"schema": {"$ref": _REF.format(name=name)}}},
+    }
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
@@ -168,8 +236,4 @@ _ERROR: Final = {
             },
         }
     },
-}
-_FAILURE: Final = {
-    "description": "Why not.",
-    "content": {_JSON: {"schema": {"$ref": _REF.format(name="Error")}}},
 }
