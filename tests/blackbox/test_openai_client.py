@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import openai
@@ -101,6 +102,12 @@ def test_extras_of_a_response(client, server):
     assert trace["models"] == server.models
     assert len(trace["source"]) == len(choice.model_extra["token_ids"])
     assert len(trace["source"]) == whole.usage.completion_tokens
+    assert len(trace["handoff_us"]) == len(trace["alone"]) == len(trace["source"])
+    # The entry model wrote first; whoever took over from it says how long that took.
+    changes = [a != b for a, b in pairwise([0, *trace["source"]])]
+    assert all(
+        time is not None for time, new in zip(trace["handoff_us"], changes, strict=True) if new
+    )
     assert sum(usage["tokens"].values()) == whole.usage.completion_tokens
     assert set(usage) >= {"tokens", "handoffs", "share", "pending_ms", "degraded", "seed"}
 

@@ -96,11 +96,15 @@ def test_a_trace_has_the_scores_that_there_are() -> None:
         for scores, shown in (([0.5, None], {"score": [0.5, None]}), ([None, None], {})):
             sink = whole(trace=True)
             choice = one_choice(sink)
-            records = [Annotation(0.0, [], [], score, n == 1) for n, score in enumerate(scores)]
+            handoffs = [None, 71]
+            records = [
+                Annotation(0.0, [], [], score, n == 1, handoffs[n])
+                for n, score in enumerate(scores)
+            ]
             choice.take(Delta("xy", [1, 2], [0, 1], "stop", None, records))
             own = json.loads(sink.body())["choices"][0]["trserve"]
-            alone = [False, True]
-            assert own == {"models": NAMES, "source": [0, 1], "alone": alone, **shown}
+            told = {"alone": [False, True], "handoff_us": handoffs}
+            assert own == {"models": NAMES, "source": [0, 1], **told, **shown}
 
     play(story())
 

@@ -19,7 +19,8 @@ def record(dice: random.Random, tops: int) -> Annotation:
     values = [float(np.float32(-dice.random())) for _ in range(tops + 1)]
     score = dice.choice([None, values[0] / 2])
     ids = [dice.randrange(2**31) for _ in range(tops)]
-    return Annotation(values[0], ids, values[1:], score, dice.random() < 0.5)
+    handoff_us = dice.choice([None, 0, 1, dice.randrange(2**30 - 2), 2**30 - 2])
+    return Annotation(values[0], ids, values[1:], score, dice.random() < 0.5, handoff_us)
 
 
 @given(st.integers(0, 20), st.integers(0, 30), st.integers(1, 900), st.integers(0, 2**32))
@@ -39,7 +40,9 @@ def test_records_of_two_requests_never_meet(tops: int, first: int, records: int,
                     first + at, each.logprob, np.array(each.top_ids), np.array(each.top_logprobs)
                 )
                 book.write_score(first + at, math.nan if each.score is None else each.score)
-                book.write_alone(first + at, each.alone)
+                book.write_arrival(first + at, each.handoff_us)
+                if each.alone:
+                    book.mark_alone(first + at)
         for slot, all_of_it in enumerate(written):
             other = AnnotationBook(shared.slab(), slot, first=first, tops=tops)
             assert other.read(first, first + records) == all_of_it

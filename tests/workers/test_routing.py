@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -227,3 +228,19 @@ def test_tokens_that_wait_for_no_lost_peer_are_marked(trace: bool) -> None:
             assert any(wanted) and not all(wanted)
             w.slots.release(slot)
             w.slots.collect()
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_the_first_token_after_a_handoff_says_how_long_that_took(trace: bool) -> None:
+    with world(router=router_class(hash_route(1, 40))) as w:
+        slot = w.submit([1, 2], limit=40, ignore_eos=True, trace=trace, tops=0)
+        w.run(slot)
+        writers = [0, *w.outcome(slot).sources]
+        said = AnnotationBook(w.slab, slot.index, first=2, tops=0).read(2, 40)
+        times = [each.handoff_us for each in said]
+        assert any(time is not None for time in times) == trace
+        assert None in times
+        assert all(0 <= time < 10**7 for time in times if time is not None)
+        # One that came back with nothing committed has a time, too, and the same writer.
+        for (before, after), time in zip(pairwise(writers), times, strict=True):
+            assert time is not None or before == after or not trace

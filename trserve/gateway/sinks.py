@@ -79,6 +79,7 @@ class Extras:
         if self._trace:
             trace: dict[str, Any] = {"models": self._models, "source": sources}
             trace["alone"] = [annotation.alone for annotation in annotations]
+            trace["handoff_us"] = [annotation.handoff_us for annotation in annotations]
             scores = [annotation.score for annotation in annotations]
             if any(score is not None for score in scores):  # else the router has none
                 trace["score"] = scores

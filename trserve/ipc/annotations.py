@@ -6,8 +6,10 @@ record before the store that commits the token, so a reader that saw the word se
 that it covers. Knows nothing of logits, text or JSON.
 
 A record is one int32 or float32 word after the other: the token's own log probability, the
-router's score, whether it was written alone (0 or 1: its router wanted a peer that is lost), then
-the ``tops`` most probable ids, then their log probabilities. What was not asked for holds anything.
+router's score, a word of how it came to be written, then the ``tops`` most probable ids, then their
+log probabilities. What was not asked for holds anything. That third word's lowest bit says that the
+token was written alone (its router wanted a peer that is lost); the others, less 1, are the
+microseconds of the handoff that brought the request to its writer just before, or 0 for none.
 No record spans two pages. The token at row position 0 follows nothing and has none of this: where a
 prompt is scored, the first word of its record counts the positions that are done.
 """
@@ -24,13 +26,16 @@ from trserve.ipc.layout import PAGE_WORDS, record_words
 from trserve.ipc.slab import Slab
 
 _HEAD_WORDS: Final = 3
+_ALONE: Final = 1
+_MOST_US: Final = 2**30 - 2
 
 
 class Annotation(NamedTuple):
     """One token's record: its log probability, and the most probable ids with theirs, falling.
 
-    ``score`` is what the router decided on, None where there was nothing to decide; ``alone``, for
-    traced requests, whether a peer was to go on that will not come back.
+    ``score`` is what the router decided on, None where there was nothing to decide. Of traced
+    requests, ``alone`` says whether a peer was to go on that will not come back, and ``handoff_us``
+    how long the request was under way to whoever wrote the token, None where it was there already.
     """
 
     logprob: float
@@ -38,6 +43,7 @@ class Annotation(NamedTuple):
     top_logprobs: list[float]
     score: float | None = None
     alone: bool = False
+    handoff_us: int | None = None
 
 
 class AnnotationBook:
@@ -79,10 +85,16 @@ class AnnotationBook:
         page, start = self._place(position)
         self._floats[page, start + 1] = score
 
-    def write_alone(self, position: int, alone: int) -> None:
-        """Fill in whether the token of row ``position`` was written for want of a peer."""
+    def write_arrival(self, position: int, handoff_us: int | None) -> None:
+        """Fill in what brought the request to the writer of row ``position``, who is not alone."""
         page, start = self._place(position)
-        self._ints[page, start + 2] = alone
+        word = 0 if handoff_us is None else min(max(handoff_us, 0), _MOST_US) + 1
+        self._ints[page, start + 2] = word << 1
+
+    def mark_alone(self, position: int) -> None:
+        """Say, after :meth:`write_arrival`, that the token was written for want of a peer."""
+        page, start = self._place(position)
+        self._ints[page, start + 2] |= _ALONE
 
     @property
     def scored(self) -> int:
@@ -102,12 +114,14 @@ class AnnotationBook:
         ids = start + _HEAD_WORDS
         values, end = ids + self._tops, ids + 2 * self._tops
         score = float(self._floats[page, start + 1])
+        arrival = int(self._ints[page, start + 2])
         return Annotation(
             float(self._floats[page, start]),
             self._ints[page, ids:values].tolist(),
             self._floats[page, values:end].tolist(),
             score if math.isfinite(score) else None,
-            bool(self._ints[page, start + 2] == 1),
+            bool(arrival & _ALONE),
+            (arrival >> 1) - 1 if arrival > _ALONE else None,
         )
 
     def _place(self, position: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Writing what is said of the tokens that a step sampled: log probabilities, scores, being alone.
+"""Writing what is said of the tokens that a step sampled: log probabilities, scores, handoffs.
 
 Knows requests, logits and scores; nothing of how a token is chosen or where a request goes.
 """
@@ -21,7 +21,7 @@ def annotate(requests: Sequence[Request], logits: torch.Tensor, sampled: NDArray
     for request in requests:
         if request.book is not None and request.params.trace:
             request.book.write_score(request.length, math.nan)
-            request.book.write_alone(request.length, 0)
+            request.book.write_arrival(request.length, _handoff_us(request))
     rows = [row for row, request in enumerate(requests) if request.params.tops is not None]
     rows = [row for row in rows if sampled[row] >= 0]
     if rows:
@@ -39,7 +39,17 @@ def write_scores(requests: Sequence[Request], scores: Sequence[float]) -> None:
 def mark_alone(request: Request) -> None:
     """Say of the token that is about to be committed that it is written for want of a peer."""
     if request.book is not None and request.params.trace:
-        request.book.write_alone(request.length, 1)
+        request.book.mark_alone(request.length)
+
+
+def _handoff_us(request: Request) -> int | None:
+    """From the sender's store to our taking it in, of the first token that is written here since.
+
+    Both times were read for other reasons, from the one clock that all processes share.
+    """
+    if not request.hop or request.length != request.arrival_length:
+        return None
+    return (request.runnable_since_ns - request.last_store_ns) // 1000
 
 
 def _record(request: Request, token: int) -> Wanted:
