@@ -24,7 +24,7 @@ def _extension(variant: str, flags: list[str]) -> Extension:
     # Without the C interface of Python: a plain shared library, which library.py opens.
     return Extension(
         f"trserve.models.native._{variant}",
-        sources=[str(FOLDER / "step.cpp")],
+        sources=[str(path) for path in sorted(FOLDER.glob("*.cpp"))],
         depends=[str(path) for path in sorted(FOLDER.glob("*.h"))],
         extra_compile_args=[*FLAGS, *flags],
         extra_link_args=["-pthread"],

@@ -29,7 +29,16 @@ from tests.golden.rules import Rule, View
 
 
 class RoutedSession(Session):
-    """A session that also gives the last hidden state."""
+    """A session that also gives the last hidden state, and what the last layer's MLP read."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.tap = torch.empty(0)
+        norm = model.net.model.layers[-1].post_attention_layernorm
+        norm.register_forward_hook(self._keep)
+
+    def _keep(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
+        self.tap = output[0, -1]
 
     @torch.inference_mode()
     def read(self, row: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,6 +80,7 @@ class RoutedReference:
                     token=token,
                     logits=logits,
                     hidden=hidden,
+                    tap=sessions[writer].tap,
                     size=self.models[writer].size,
                     seed=setting.seed,
                     prompt_len=len(prompt),

@@ -26,7 +26,8 @@ ROUTER, ADMIT = 1, 2
 class View:
     """One step: ``row`` is what was committed before it, ``token`` what it drew.
 
-    ``logits`` float64 [V], -inf past the tokenizer's ``size``; ``hidden`` [H] after the last norm.
+    ``logits`` float64 [V], -inf past the tokenizer's ``size``; ``hidden`` [H] after the last norm;
+    ``tap`` [H] what the last layer's MLP read.
     """
 
     model: int
@@ -35,6 +36,7 @@ class View:
     token: int
     logits: torch.Tensor
     hidden: torch.Tensor
+    tap: torch.Tensor
     size: int
     seed: int
     prompt_len: int

@@ -134,13 +134,31 @@ def _citer(reference: RoutedReference) -> tuple[Any, Signal]:
     return tensors, lambda view: networks.confidence_probability(tensors, view.hidden)
 
 
+def _edge(reference: RoutedReference) -> tuple[Any, Signal]:
+    tensors = networks.confidence_tensors(HIDDEN, seed=1)
+    return tensors, lambda view: networks.confidence_probability(tensors, view.tap)
+
+
 def _co_llm(reference: RoutedReference) -> tuple[Any, Signal]:
     vector = networks.defer_vector(HIDDEN)
     return vector, lambda view: networks.defer_probability(vector, view.hidden)
 
 
-CHECKPOINTS = {"r2r": _r2r, "citer": _citer, "confidence": _citer, "co-llm": _co_llm}
-LEARNED = {"r2r": "threshold", "citer": "tau", "confidence": "threshold", "co-llm": "eta"}
+EDGE = "confidence tap=pre-mlp"
+CHECKPOINTS = {
+    "r2r": _r2r,
+    "citer": _citer,
+    "confidence": _citer,
+    EDGE: _edge,
+    "co-llm": _co_llm,
+}
+LEARNED = {
+    "r2r": "threshold",
+    "citer": "tau",
+    "confidence": "threshold",
+    EDGE: "threshold",
+    "co-llm": "eta",
+}
 SIGNALS = {"entropy": (entropy, True), "top-prob": (top_prob, False), "margin": (margin, False)}
 
 
@@ -157,7 +175,8 @@ def routed(name: str, pair: RoutedReference, three: RoutedReference, folder: Pat
         return Routed(name, args, one_way(pair, "threshold", signal, above=above))
     if name in LEARNED:
         file, cases = learned(pair, folder, name, LEARNED[name])
-        return Routed(name, [*args, "--router-config", f"checkpoint={file}"], cases)
+        given = ",".join((f"checkpoint={file}", *name.split()[1:]))
+        return Routed(name, [*args, "--router-config", given], cases)
     if name == "r-stitch":
         taus = [(0.3, 0.0), (0.35, 0.1), (0.4, 0.3)]
         own = [{"tau": tau, "hysteresis": h} for tau, h in taus]
@@ -184,7 +203,7 @@ USUAL = ("entropy", "r2r", "co-llm", "random", "step-leader", "me 3")
 """At least one of each kind; a server takes longer to start than to answer. The others differ from
 these in a signal alone, which ``tests/router_lib`` compares in worlds without servers."""
 
-SLOW = ("top-prob", "margin", "citer", "confidence", "r-stitch", "me 2")
+SLOW = ("top-prob", "margin", "citer", "confidence", EDGE, "r-stitch", "me 2")
 NAMES = (*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 
 

@@ -135,6 +135,51 @@ def test_confidence_is_its_formula(
     check(make(router, file, model), parameter, expected, above=False)
 
 
+def test_the_edge_systems_network_reads_what_the_last_mlp_reads(
+    tmp_path: Path, model: Path
+) -> None:
+    file, tensors = tmp_path / "mlp.pth", networks.confidence_tensors(HIDDEN)
+    torch.save(tensors, file)
+    router = make(Confidence, file, model, tap="pre-mlp")
+    assert router.reads_tap and not make(Confidence, file, model, tap="final").reads_tap
+    result = step()
+    result.tap = torch.randn(BATCH, HIDDEN, generator=torch.Generator().manual_seed(8))
+    expected = [networks.confidence_probability(tensors, row) for row in result.tap]
+    assert router.score(result).tolist() == pytest.approx(expected, abs=1e-5)
+    assert router.score(result.row(4)).tolist() == pytest.approx(expected[4:5], abs=1e-5)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_r2r_takes_the_loaded_models_embedding_unless_another_is_named(
+    tmp_path: Path, model: Path, there: bool
+) -> None:
+    """Weights drawn at random, or of a GGUF file, are in no safetensors file."""
+    file = saved(tmp_path, networks.r2r_file(DEFAULT, networks.r2r_tensors(DEFAULT, HIDDEN)))
+    loaded = -embedding().float()
+    if not there:
+        (model / "model.safetensors").rename(tmp_path / "away")
+    values = {"checkpoint": str(file), "model": str(model), "threshold": 0.5}
+    names = ("small", "large")
+    try:
+        own = R2R(RouterContext(0, names, SIZE, values, path=str(model), embedding=loaded))
+        if there:
+            other = R2R(RouterContext(0, names, SIZE, values, path="/other", embedding=loaded))
+    finally:
+        if not there:
+            (tmp_path / "away").rename(model / "model.safetensors")
+    result = step()
+    given = [DEFAULT, networks.r2r_tensors(DEFAULT, HIDDEN)]
+    rows = [
+        (result.hidden[row], int(result.token_ids[row]), result.logits[row, :SIZE])
+        for row in range(BATCH)
+    ]
+    expected = [networks.r2r_probability(*given, *row, loaded) for row in rows]
+    assert own.score(result).tolist() == pytest.approx(expected, abs=1e-5)
+    if there:
+        expected = [networks.r2r_probability(*given, *row, embedding()) for row in rows]
+        assert other.score(result).tolist() == pytest.approx(expected, abs=1e-5)
+
+
 def deferring_folder(folder: Path, vector: torch.Tensor, *, tied: bool, form: str) -> None:
     """A fine-tuned model: two rows more than the tokenizer, and some padding behind them."""
     head = torch.randn(SIZE + 6, HIDDEN, generator=torch.Generator().manual_seed(9))

@@ -50,6 +50,8 @@ class Decoder:
 
     Attributes:
         native: whether its weights are laid out for the compiled kernels.
+        keeps_tap: whether :meth:`forward` keeps in ``tap``, float32 [B, hidden_size], what the last
+            layer's MLP read: the hidden state after attention, normalised.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.native = native
+        self.keeps_tap = False
+        self.tap: torch.Tensor | None = None
         self.dtype = embedding.dtype
         self.embedding = embedding
         self.layers = layers
@@ -135,6 +139,8 @@ class Decoder:
                 x = x.index_select(0, last)
                 buffers = self.buffers(len(last))
             layer.output.add_to(x, attended)
+            if self.keeps_tap and index == final:
+                self.tap = layer.mlp.norm.exact(x)
             layer.mlp.add_to(x, buffers)
         return self.norm.into(x, buffers.length, torch.empty_like(x, dtype=torch.float32))
 

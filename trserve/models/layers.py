@@ -110,6 +110,12 @@ class RMSNorm:
         torch.div(x, length.hypot_(self._floor), out=out)
         return out.mul_(self.scale) if self.scaled else out
 
+    def exact(self, x: torch.Tensor) -> torch.Tensor:
+        """The whole norm of ``x``, a new float32 tensor, wherever the factor usually goes."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        normed: torch.Tensor = x / length.hypot_(self._floor)
+        return normed.mul_(self.scale)
+
 
 def _can_pack(weight: torch.Tensor) -> bool:
     return (

@@ -56,7 +56,7 @@ class SparseMlp:
         normalized: whether the probabilities of a token's experts are scaled to a sum of one.
     """
 
-    __slots__ = ("_active", "_experts", "_norm", "_normalized", "_router")
+    __slots__ = ("_active", "_experts", "_normalized", "_router", "norm")
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SparseMlp:
         active: int,
         normalized: bool,
     ) -> None:
-        self._norm = norm
+        self.norm = norm
         self._router = router
         self._experts = experts
         self._active = active
@@ -75,7 +75,7 @@ class SparseMlp:
 
     def add_to(self, x: torch.Tensor, buffers: StepBuffers) -> None:
         """Add the mixture for ``x`` [T, hidden_size] to ``x``."""
-        normed = buffers.norm_of(self._norm, x)
+        normed = buffers.norm_of(self.norm, x)
         weights, chosen = self._route(normed)
         by_expert = chosen.argsort(stable=True)
         computed = self._run_experts(normed, chosen, by_expert)

@@ -67,11 +67,11 @@ class Subject:
         flags = {"models": tuple(models), "router": router, "router_config": pairs}
         self.plan: ServerPlan = make_plan(config_from_flags(flags))
         self.names = tuple(model.name for model in self.plan.models)
+        self._models = load_models(self.plan)
         self._first = [self.router(index) for index in range(len(self.names))]
         self.parameters = self._first[0].parameters
         self.class_name = type(self._first[0]).__name__
         self.asks_admit = Routing(self._first[0]).asks_admit
-        self._models = load_models(self.plan)
 
     def router(self, index: int, server: Mapping[str, float] | None = None) -> BaseRouter:
         """A fresh router of the worker ``index``; ``server`` changes the configuration."""
@@ -80,6 +80,8 @@ class Subject:
             models=self.names,
             tokenizer_size=self.plan.tokenizer_size,
             config={**self.plan.router_config, **(server or {})},
+            path=self.plan.models[index].path,
+            embedding=self._models[index].decoder.embedding,
         )
         return create_router(self.plan.router, context)
 

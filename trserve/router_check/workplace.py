@@ -170,12 +170,15 @@ class _Worker:
         self._outbox = open_outbox(slab, bells, index)
         self._table = RequestTable(slab, self._outbox, BlockPool(blocks, _BLOCK), index)
         kv = KVCache(model.spec, num_blocks=blocks, block_size=_BLOCK, dtype=model.dtype)
+        runner = TorchRunner(model.decoder, kv, tokenizer_size=plan.tokenizer_size)
+        if routing.router.reads_tap:
+            runner.keep_tap()
         self._cycle = StepCycle(
             index=index,
             slab=slab,
             table=self._table,
             routing=routing,
-            runner=TorchRunner(model.decoder, kv, tokenizer_size=plan.tokenizer_size),
+            runner=runner,
             sampler=Sampler(index),
             inputs=StepInputs(
                 max_tokens=_MAX_TOKENS,

@@ -80,6 +80,8 @@ class StepResult:
         params: float32 [B] by parameter name: each request's router parameters.
         requests: the B requests.
         is_prefill: bool [B], whether the step computed prompt tokens of the request.
+        tap: float32 [B, H], what the last layer's MLP read at each request's last position (the
+            hidden state after attention, normalised); None unless the router ``reads_tap``.
     """
 
     logits: torch.Tensor
@@ -88,6 +90,7 @@ class StepResult:
     params: Mapping[str, torch.Tensor]
     requests: Sequence[RequestView]
     is_prefill: torch.Tensor
+    tap: torch.Tensor | None = None
 
     def row(self, index: int) -> StepResult:
         """The result of one request alone, B = 1."""
@@ -99,6 +102,7 @@ class StepResult:
             params={name: values[only] for name, values in self.params.items()},
             requests=self.requests[only],
             is_prefill=self.is_prefill[only],
+            tap=None if self.tap is None else self.tap[only],
         )
 
 
@@ -133,13 +137,16 @@ class RouterContext:
     ``model`` is the index of this worker's model among ``models`` (entry first);
     ``tokenizer_size`` the number of ids that the tokenizer has; ``config`` the values of
     ``--router-config``, complete with defaults: a float for a ``Parameter``, a str for a
-    ``TextParameter``.
+    ``TextParameter``. ``path`` is where this worker's model lies, ``embedding`` [V, H] its input
+    embedding as it was loaded; None where no model was.
     """
 
     model: int
     models: tuple[str, ...]
     tokenizer_size: int
     config: Mapping[str, Any]
+    path: str = ""
+    embedding: torch.Tensor | None = None
 
 
 class BaseRouter(ABC):
@@ -148,11 +155,13 @@ class BaseRouter(ABC):
     ``parameters`` is what the class takes. An instance's own are the numbers among them: those
     that a step has a tensor of (``StepResult.params``) and that a request may set. ``above`` says
     on which side of the first parameter a ``score`` hands a token on, so that
-    ``target_share`` can move it; None: on neither.
+    ``target_share`` can move it; None: on neither. ``reads_tap``: whether steps have to give
+    ``StepResult.tap``, asked once, after the start.
     """
 
     parameters: tuple[Parameter, ...] = ()
     above: ClassVar[bool | None] = None
+    reads_tap: bool = False
 
     def __init__(self, context: RouterContext) -> None:
         self.context = context

@@ -2,7 +2,8 @@
 
 CITER (arXiv 2502.01976): c = sigmoid(w . MLP(h) + b) with h the last hidden state after the final
 norm; the first model's token is replaced where c < tau. The edge system (arXiv 2504.07878) uses
-the same rule and layout with a threshold of its own. Layout: ``mlp.0`` Linear [2h, h], ``mlp.1``
+the same rule and layout with a threshold of its own, and with ``tap=pre-mlp`` the input that it was
+trained on: what the last layer's MLP reads. Layout: ``mlp.0`` Linear [2h, h], ``mlp.1``
 BatchNorm over 2h, ReLU, ``mlp.4`` Linear [h, 2h], ``linear`` Linear [1, h]. A converted file has no
 ``mlp.1``: it is folded already.
 """
@@ -16,7 +17,13 @@ from trserve.router_lib.base import StepResult
 from trserve.router_lib.checkpoints import Checkpoint, find_file, read_checkpoint
 from trserve.router_lib.learned import LearnedRouter, Network, as_threshold
 from trserve.router_lib.parameters import Parameter
-from trserve.router_lib.registry import CITER_PARAMETERS, CONFIDENCE_PARAMETERS
+from trserve.router_lib.registry import (
+    CITER_PARAMETERS,
+    CONFIDENCE_PARAMETERS,
+    FINAL,
+    PRE_MLP,
+    TAP,
+)
 
 _EPS = 1e-5
 """BatchNorm's, which the files do not state."""
@@ -34,7 +41,8 @@ FILES = ("citer.safetensors", "confidence.safetensors")
 class ConfidenceNetwork:
     """The MLP of a checkpoint; its BatchNorm, which runs on stored statistics, is folded."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, reads_tap: bool = False) -> None:
+        self._reads_tap = reads_tap
         _, hidden = checkpoint.shape("mlp.0.weight", 2)
         wide = 2 * hidden
         layers = _LAYERS if _NORM in checkpoint else [n for n in _LAYERS if n != "mlp.1"]
@@ -60,7 +68,9 @@ class ConfidenceNetwork:
 
     def __call__(self, result: StepResult) -> torch.Tensor:
         """float32 [B]: the confidence in the first model."""
-        wide = relu(linear(result.hidden.float(), *self._first))
+        state = result.tap if self._reads_tap else result.hidden
+        assert state is not None
+        wide = relu(linear(state.float(), *self._first))
         return linear(linear(wide, *self._second), *self._last).squeeze(-1).sigmoid_()
 
 
@@ -86,7 +96,8 @@ class Citer(LearnedRouter):
     def load(self) -> Network:
         """The MLP in the named file; the threshold too, unless one was given."""
         checkpoint = read_checkpoint(find_file(self.checkpoint, FILES))
-        network = ConfidenceNetwork(checkpoint)
+        self.reads_tap = self.context.config.get(TAP.name, FINAL) == PRE_MLP
+        network = ConfidenceNetwork(checkpoint, reads_tap=self.reads_tap)
         self.check_hidden_size(network.hidden_size)
         self.take_threshold(checkpoint, as_threshold(checkpoint, checkpoint.facts.get("threshold")))
         return network

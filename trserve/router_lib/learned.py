@@ -63,6 +63,17 @@ class LearnedRouter(ThresholdRouter):
         """Where the first model lies."""
         return Path(self.context.config[MODEL]).expanduser()
 
+    def token_embedding(self, size: int, hidden: int) -> torch.Tensor:
+        """The input embedding [V, hidden] of the first model, V at least ``size``.
+
+        The loaded model's own, however its weights came about; read from a file where another
+        model was named. Raises ConfigError where there is none, or of another shape.
+        """
+        own = self.context.embedding
+        if own is not None and str(self.model_path) == self.context.path:
+            return check_embedding(own, size, hidden, self.context.path)
+        return read_token_embedding(self.model_path, size, hidden)
+
     def take_threshold(self, checkpoint: Checkpoint, stored: float | None) -> None:
         """Use the threshold that was given, else the ``stored`` one, else the usual one.
 

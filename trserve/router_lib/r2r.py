@@ -17,7 +17,6 @@ from trserve.router_lib.learned import (
     Network,
     as_threshold,
     check_embedding,
-    read_token_embedding,
 )
 from trserve.router_lib.parameters import Parameter
 from trserve.router_lib.r2r_network import CLASSES, EMBEDDING, Embedding, R2RNetwork
@@ -56,7 +55,7 @@ class R2R(LearnedRouter):
         self.check_hidden_size(hidden)
         size = self.context.tokenizer_size
         if EMBEDDING not in checkpoint:
-            return read_token_embedding(self.model_path, size, hidden)
+            return self.token_embedding(size, hidden)
         found = checkpoint.take(EMBEDDING, *checkpoint.shape(EMBEDDING, 2))
         return check_embedding(found, size, hidden, str(checkpoint.path))
 

@@ -18,6 +18,7 @@ from torch.nn.functional import gelu, layer_norm, linear
 
 from trserve.router_lib.base import StepResult
 from trserve.router_lib.checkpoints import Checkpoint
+from trserve.router_lib.signals import largest_logits
 
 EMBEDDING: Final = "token_embeddings.weight"
 _BLOCKS: Final = "backbone.blocks"
@@ -98,7 +99,7 @@ class R2RNetwork:
             embedded = self._embedding[result.token_ids.clamp(min=0)].float()
             parts.append(_normed(embedded, self._token_norm))
         if self.num_logits:
-            largest = result.logits[:, :tokenizer_size].topk(self.num_logits, dim=-1).values
+            largest = largest_logits(result.logits, tokenizer_size, self.num_logits)
             parts.append(largest.softmax(dim=-1) if self._normalize else largest)
         return torch.cat(parts, dim=-1)
 

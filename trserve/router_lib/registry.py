@@ -164,6 +164,15 @@ CO_LLM_PARAMETERS: Final = (
     ),
     *_LEARNED,
 )
+FINAL: Final = "final"
+PRE_MLP: Final = "pre-mlp"
+TAP: Final = TextParameter(
+    "tap",
+    "hidden state that the network reads; final: after the final norm; pre-mlp: the input of the "
+    "last layer's MLP, which the edge system's networks were trained on",
+    default=FINAL,
+    choices=(FINAL, PRE_MLP),
+)
 CONFIDENCE_PARAMETERS: Final = (
     _probability(
         "threshold",
@@ -171,12 +180,7 @@ CONFIDENCE_PARAMETERS: Final = (
         FROM_CHECKPOINT,
     ),
     *_LEARNED,
-    TextParameter(
-        "tap",
-        "hidden state that the network reads; final: after the final norm",
-        default="final",
-        choices=("final",),
-    ),
+    TAP,
 )
 
 FROM_PROFILE: Final = -1.0

@@ -94,6 +94,7 @@ def _create_loop(
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.routing import Routing
     from trserve.workers.sampler import Sampler
+    from trserve.workers.runner import keep_tap
     from trserve.workers.step import StepInputs
     from trserve.workers.step_cycle import StepCycle, StepLimits
     from trserve.workers.table import RequestTable
@@ -111,7 +112,9 @@ def _create_loop(
         max_blocks_per_row=table.blocks_per_row,
         block_size=plan.block_size,
     )
-    router = _create_router(plan, index)
+    router = _create_router(plan, index, runner)
+    if router.reads_tap:
+        keep_tap(runner)
     tallies = [slab.tally_words(worker) for worker in range(len(plan.models))]
     routing = Routing(router, share_control(router, tallies))
     tally = TallyWriter(slab, index)
@@ -146,17 +149,20 @@ def _create_loop(
     )
 
 
-def _create_router(plan: ServerPlan, index: int) -> BaseRouter:
+def _create_router(plan: ServerPlan, index: int, runner: Runner) -> BaseRouter:
     from trserve.router_lib.base import RouterContext
     from trserve.workers.routing import create_router
 
     context = RouterContext(
+    from trserve.workers.runner import TorchRunner
         model=index,
         models=tuple(model.name for model in plan.models),
         tokenizer_size=plan.tokenizer_size,
         config=plan.router_config,
     )
     return create_router(plan.router, context)
+        path=plan.models[index].path,
+        embedding=runner.decoder.embedding if isinstance(runner, TorchRunner) else None,
 
 
 def _create_recorder(plan: ServerPlan, index: int) -> Recorder | None:

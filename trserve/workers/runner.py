@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trserve.errors import ConfigError
 from trserve.models.attention import PagedAttention
 from trserve.models.decoder import Decoder
 from trserve.models.native.decoder import NativeDecoder
@@ -27,12 +28,14 @@ class ForwardOutput:
 
     ``logits`` is [B, vocab_size] raw float32, columns past the tokenizer at minus infinity;
     ``hidden`` is [B, hidden_size] float32, after the final norm, of each row's last token;
-    ``also`` [K, hidden_size] the same of the further tokens that were asked for.
+    ``also`` [K, hidden_size] the same of the further tokens that were asked for; ``tap``
+    [B, hidden_size] float32, what the last layer's MLP read at each row's last token, if kept.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor
     also: torch.Tensor | None = None
+    tap: torch.Tensor | None = None
 
 
 class Runner(Protocol):
@@ -91,6 +94,14 @@ class TorchRunner:
     def _forward(self, step: StepInputs, also: NDArray[np.int64] | None) -> ForwardOutput:
         inputs = self._inputs
         if inputs is None or inputs.step is not step:
+    def keep_tap(self) -> None:
+        """Give ``tap`` with every step from now on. ConfigError for a model without layers."""
+        if not self.decoder.layers:
+            raise ConfigError("a router reads the last layer's input, but the model has no layers")
+        self.decoder.keeps_tap = True
+        if self._native is not None:
+            self._native.keep_tap()
+
             inputs = self._inputs = _InputViews(step)
         tokens, rows = step.num_tokens, step.num_rows
         buffers = self.decoder.buffers(tokens)
@@ -109,7 +120,8 @@ class TorchRunner:
         further = None
         if also is not None:
             hidden, further = hidden[:rows], hidden[rows:]
-        return ForwardOutput(logits=self.logits(hidden), hidden=hidden, also=further)
+        tap = self.decoder.tap[:rows] if self.decoder.tap is not None else None
+        return ForwardOutput(logits=self.logits(hidden), hidden=hidden, also=further, tap=tap)
 
     def run(self, layer: int) -> None:
         """Attend in ``layer``: the decoder's call in a step."""
@@ -124,6 +136,13 @@ class TorchRunner:
 
 def _nothing_more() -> None:
     """Nobody waits for a sign of life."""
+
+
+def keep_tap(runner: Runner) -> None:
+    """Make ``runner`` give ``tap`` with every step. ConfigError where it has no layers to tap."""
+    if not isinstance(runner, TorchRunner):
+        raise ConfigError("a router reads the last layer's input, which emulated devices lack")
+    runner.keep_tap()
 
 
 class _InputViews:

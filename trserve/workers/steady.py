@@ -153,6 +153,7 @@ class SteadyRows:
             params=self._params,
             requests=self.requests,
             is_prefill=self._is_prefill,
+            tap=output.tap,
         )
 
     def count_computed(self) -> None:

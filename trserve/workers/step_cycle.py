@@ -310,7 +310,9 @@ class StepCycle:
         return self._routing.destinations(result)
 
 
+            tap=output.tap,
 def _rows(output: ForwardOutput, rows: list[int], total: int) -> ForwardOutput:
     if len(rows) == total:
         return output
-    return ForwardOutput(logits=output.logits[rows], hidden=output.hidden[rows])
+    tap = None if output.tap is None else output.tap[rows]
+    return ForwardOutput(logits=output.logits[rows], hidden=output.hidden[rows], tap=tap)

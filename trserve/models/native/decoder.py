@@ -73,6 +73,7 @@ class NativeDecoder:
             layers=self._layers,
             embedding=decoder.embedding.data_ptr(),
             final_norm=decoder.norm.scale.data_ptr(),
+            tap_norm=_tap_norm(decoder),
             head=_matrix(head),
             num_layers=spec.num_layers,
             hidden=spec.hidden_size,
@@ -96,7 +97,13 @@ class NativeDecoder:
         self._inputs: StepInputs | None = None
         self._hidden = torch.empty(0, spec.hidden_size)
         self._logits = torch.empty(0, spec.vocab_size)
+        self._tap: torch.Tensor | None = None
         self._wanted = np.zeros(0, np.int64)
+
+    def keep_tap(self) -> None:
+        """Give what the last layer's MLP reads with every step from now on."""
+        self._tap = torch.empty_like(self._hidden[: len(self._logits)])
+        self._step.tap = self._tap.data_ptr()
 
     def __del__(self) -> None:
         model = getattr(self, "_model", None)
@@ -105,12 +112,14 @@ class NativeDecoder:
 
     def forward(
         self, inputs: StepInputs, also: NDArray[np.int64] | None, heartbeat: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Logits [B, vocab_size] and hidden states [B, hidden_size] after each row's last token.
 
         Both are float32 and lie in buffers that the next call overwrites. The third result holds
-        the hidden states of the tokens ``also``, if any are named. ``heartbeat`` is the address of
-        a word that is set before each layer to ``time.monotonic_ns``; 0 where nobody looks.
+        the hidden states of the tokens ``also``, if any are named; the fourth, after
+        :meth:`keep_tap`, [B, hidden_size] what the last layer's MLP read. ``heartbeat`` is the
+        address of a word that is set before each layer to ``time.monotonic_ns``; 0 where nobody
+        looks.
         """
         if inputs is not self._inputs:
             self._use(inputs)
@@ -126,7 +135,8 @@ class NativeDecoder:
         step.rotations = self._decoder.rotary.reaching(int(inputs.kv_len[:rows].max())).data_ptr()
         self._run(self._model, self._step_address)
         further = None if also is None else self._hidden[rows:wanted].clone()
-        return self._logits[:rows], self._hidden[:rows], further
+        tap = None if self._tap is None else self._tap[:rows]
+        return self._logits[:rows], self._hidden[:rows], further, tap
 
     def _make_room(self, rows: int, wanted: int) -> None:
         """Buffers for twice as much as is too much for them: a batch grows one by one."""
@@ -138,6 +148,9 @@ class NativeDecoder:
         if rows > len(self._logits):
             self._logits = torch.empty(2 * rows, self._logits.shape[1])
             self._step.logits = self._logits.data_ptr()
+            if self._tap is not None:
+                self._tap = torch.empty(2 * rows, self._hidden.shape[1])
+                self._step.tap = self._tap.data_ptr()
 
     def _use(self, inputs: StepInputs) -> None:
         step = self._step
@@ -148,6 +161,10 @@ class NativeDecoder:
         step.block_tables = inputs.block_tables.ctypes.data
         step.table_stride = inputs.block_tables.shape[1]
         self._inputs = inputs
+
+
+def _tap_norm(decoder: Decoder) -> int | None:
+    return decoder.layers[-1].mlp.norm.scale.data_ptr() if decoder.layers else None
 
 
 def _layer(layer: DecoderLayer, cache: torch.Tensor) -> CLayer:

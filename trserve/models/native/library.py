@@ -1,6 +1,6 @@
 """The compiled kernels: which of their variants this processor can run, and how to call them.
 
-Installing trserve compiles ``step.cpp`` once for each instruction set worth having (``setup.py``).
+Installing trserve compiles ``*.cpp`` once for each instruction set worth having (``setup.py``).
 Where nothing was compiled, for want of a compiler, torch does the work, in up to twice the time a
 step: compare ``python -m bench.engine`` under ``TRSERVE_CPU_KERNELS=none``. Knows the C interface,
 field for field; nothing of decoders or tensors.
@@ -31,7 +31,7 @@ CHOICE: Final = "TRSERVE_CPU_KERNELS"
 
 FLOAT32, BFLOAT16, INT8 = range(3)
 
-_INTERFACE_VERSION: Final = 2
+_INTERFACE_VERSION: Final = 3
 
 
 class CMatrix(ctypes.Structure):
@@ -69,6 +69,7 @@ class CModel(ctypes.Structure):
         ("layers", ctypes.POINTER(CLayer)),
         ("embedding", ctypes.c_void_p),
         ("final_norm", ctypes.c_void_p),
+        ("tap_norm", ctypes.c_void_p),
         ("head", CMatrix),
         ("num_layers", ctypes.c_int64),
         ("hidden", ctypes.c_int64),
@@ -95,6 +96,7 @@ class CStep(ctypes.Structure):
         ("wanted", ctypes.c_void_p),
         ("hidden", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+        ("tap", ctypes.c_void_p),
         ("heartbeat", ctypes.c_void_p),
         ("tokens", ctypes.c_int64),
         ("rows", ctypes.c_int64),
@@ -133,6 +135,11 @@ class Library:
         functions.trs_destroy.argtypes = (ctypes.c_void_p,)
         functions.trs_dim_multiple.restype = ctypes.c_int64
         functions.trs_dim_multiple.argtypes = (ctypes.c_int32,)
+        rows = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+        functions.trs_signals.restype = None
+        functions.trs_signals.argtypes = (*rows, ctypes.c_void_p)
+        functions.trs_largest.restype = None
+        functions.trs_largest.argtypes = (*rows, ctypes.c_int32, ctypes.c_void_p)
         self.functions = functions
 
 

@@ -18,12 +18,13 @@ struct Layer {
 };
 
 // Changes with the meaning of anything in this file or of the functions that take it.
-constexpr int64_t kInterfaceVersion = 2;
+constexpr int64_t kInterfaceVersion = 3;
 
 struct ModelSpec {
   const Layer* layers;
   const void* embedding;    // [vocab, hidden]
   const float* final_norm;
+  const float* tap_norm;    // the last layer's mlp_norm, whether folded or not; null without layers
   Matrix head;
   int64_t num_layers;
   int64_t hidden;
@@ -46,6 +47,7 @@ struct StepSpec {
   const int64_t* wanted;       // [hidden_count], tokens whose hidden state is wanted
   float* hidden;               // [hidden_count, hidden]
   float* logits;               // [logits_count, vocab], of the first of them
+  float* tap;                  // [logits_count, hidden], what the last layer's MLP reads; or null
   int64_t* heartbeat;          // set to CLOCK_MONOTONIC, in ns, before each layer; or null
   int64_t tokens;
   int64_t rows;

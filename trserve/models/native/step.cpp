@@ -97,7 +97,8 @@ class TypedModel final : public Model {
       phase = attention(phase, thread, layer);
       product(phase++, thread, layer.output, attended_.get(), tokens,
               [&](int r, int t, float value) { x_[t * spec_.hidden + r] += value; });
-      each(phase++, tokens, [&](int t) { norm(layer.mlp_norm, t); });
+      const int taps = step_->tap && i == spec_.num_layers - 1 ? int(step_->logits_count) : 0;
+      each(phase++, tokens + taps, [&](int t) { t < tokens ? norm(layer.mlp_norm, t) : tap(t - tokens); });
       gated(phase++, thread, layer.gate_up, tokens);
       product(phase++, thread, layer.down, active_.get(), tokens,
               [&](int r, int t, float value) { x_[t * spec_.hidden + r] += value; });
@@ -212,6 +213,13 @@ class TypedModel final : public Model {
       hidden[j] = x[j] * inverse * spec_.final_norm[j];
       if (out) store_as(out + j, hidden[j]);
     }
+  }
+
+  void tap(int i) {
+    const float* x = x_.get() + step_->wanted[i] * spec_.hidden;
+    float* out = step_->tap + i * spec_.hidden;
+    const float inverse = inverse_length(x);
+    for (int64_t j = 0; j < spec_.hidden; ++j) out[j] = x[j] * inverse * spec_.tap_norm[j];
   }
 
   // -- attention ----------------------------------------------------------------------------
