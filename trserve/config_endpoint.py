@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from trserve.config_option import option
-from trserve.config_values import parse_compat, parse_keys, parse_names, parse_origins
+from trserve.config_values import (
+    parse_buckets,
+    parse_compat,
+    parse_keys,
+    parse_names,
+    parse_origins,
+)
 from trserve.errors import ConfigError
 
 LOG_FORMATS: Final = ("text", "json")
@@ -64,6 +70,11 @@ class EndpointConfig:
     body_timeout_s: float = option(
         15.0, "Seconds in which 16 KiB more of a body, or its end, must be here, 0: no limit (408)."
     )
+    chat_template: str = option(
+        "",
+        "A file with a chat template, or the text of one, in the place of the checkpoint's own.",
+        metavar="FILE|TEXT",
+    )
     reasoning_parser: str = option(
         REASONING_PARSERS[0],
         "Whether chats tell what stands between <think> and </think> from the answer: auto where "
@@ -88,6 +99,19 @@ class EndpointConfig:
         "Names under which /metrics shows its core numbers besides: vllm, sglang.  [default: none]",
         parse=parse_compat,
         metavar="vllm,sglang",
+    )
+    request_buckets_s: tuple[float, ...] = option(
+        (),
+        "Upper bounds, in seconds, of the histograms of whole requests' times in /metrics.  "
+        "[default: 0.0001 to 600]",
+        parse=parse_buckets,
+        metavar="S,...",
+    )
+    token_buckets_s: tuple[float, ...] = option(
+        (),
+        "The same of the time between two tokens.  [default: 0.0001 to 5]",
+        parse=parse_buckets,
+        metavar="S,...",
     )
     log_requests: bool = option(
         True,

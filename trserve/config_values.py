@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+from itertools import pairwise
 from typing import Final
 
 COMPATIBLE: Final = ("vllm", "sglang")
+MAX_BUCKETS: Final = 100
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -89,3 +92,16 @@ def parse_compat(text: str) -> tuple[str, ...]:
         if name not in COMPATIBLE:
             raise ValueError(f"{name!r} is none of: {', '.join(COMPATIBLE)}")
     return names
+
+
+def parse_buckets(text: str) -> tuple[float, ...]:
+    """``0.001,0.01,1`` to rising upper bounds in seconds."""
+    try:
+        bounds = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of seconds") from None
+    if not all(0 < bound < math.inf for bound in bounds):
+        raise ValueError(f"{text!r} must be finite and more than 0 everywhere")
+    if len(bounds) > MAX_BUCKETS or any(low >= high for low, high in pairwise(bounds)):
+        raise ValueError(f"{text!r} must rise, and have at most {MAX_BUCKETS} bounds")
+    return bounds

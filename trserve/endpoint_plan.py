@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from trserve.config_endpoint import EndpointConfig
+from trserve.errors import ConfigError
 from trserve.keys import (
     ADMIN_VARIABLE,
     API_VARIABLE,
@@ -15,6 +17,7 @@ from trserve.keys import (
     read_api_keys,
 )
 
+_TEMPLATE_SIGNS: Final = ("{{", "{%")
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -22,7 +25,7 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of :class:`~trserve.config_endpoint.EndpointConfig` that a gateway needs.
 
     ``api_keys`` and ``admin_key`` are SHA-256 digests; without any, anyone may ask and nobody may
-    administer.
+    administer. ``chat_template`` is the text of one, or None for the checkpoint's.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -38,12 +41,20 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     incremental_streaming_output: bool = False
     reasoning_parser: str = "auto"
     metrics_compat: tuple[str, ...] = ()
+    chat_template: str | None = None
+    request_buckets_s: tuple[float, ...] = ()
+    token_buckets_s: tuple[float, ...] = ()
     log_requests: bool = True
     log_format: str = "text"
 
+    @property
+    def bucket_bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The histograms' bounds in seconds, requests' and tokens'; empty for the usual ones."""
+        return self.request_buckets_s, self.token_buckets_s
+
 
 def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
-    """Read the keys and make the plan. Raises ConfigError, which shows no key."""
+    """Read keys and template and make the plan. Raises ConfigError, which shows no key."""
     keys = read_api_keys(config.api_key)
     admin = read_admin_key(config.admin_key, keys)
     return EndpointPlan(
@@ -60,9 +71,22 @@ def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
         incremental_streaming_output=config.incremental_streaming_output,
         reasoning_parser=config.reasoning_parser,
         metrics_compat=config.metrics_compat,
+        chat_template=read_chat_template(config.chat_template),
+        request_buckets_s=config.request_buckets_s,
+        token_buckets_s=config.token_buckets_s,
         log_requests=config.log_requests,
         log_format=config.log_format,
     )
+
+
+def read_chat_template(given: str) -> str | None:
+    """The template that a file's name or a text stands for. Raises ConfigError: no such file."""
+    if not given or any(sign in given for sign in _TEMPLATE_SIGNS):
+        return given or None
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {given}: {error}; give a file or a template") from None
 
 
 def cautions(config: EndpointConfig, plan: EndpointPlan) -> list[str]:

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.stack import new_plan
 from tests.gateway.test_metrics import Front, run
 from trserve.endpoint_plan import EndpointPlan
-from trserve.gateway.compat_metrics import ALIASES, _Throughput
+from trserve.gateway.compat_metrics import ALIASES, _kv_free_tokens, _kv_used_tokens, _Throughput
 from trserve.gateway.exposition import Exposition
 from trserve.gateway.metrics import Metrics
 
@@ -81,8 +81,21 @@ def test_aliases_say_what_ours_say(folder: Path) -> None:
         assert value(found, "vllm:gpu_cache_usage_perc") == share
         assert value(found, "sglang:token_usage") == share
         assert value(found, "sglang:num_used_tokens") == max(used) * f.service.plan.block_size
+        assert value(found, "vllm:request_params_n_count") == 2
+        assert value(found, "vllm:request_params_max_tokens_sum") == 56
+        blocks = {
+            "block_size": str(f.service.plan.block_size),
+            "num_gpu_blocks": f"{all_of[0]:.0f}",
+        }
+        assert value(found, "vllm:cache_config_info", **blocks) == 1
+        assert value(found, "sglang:kv_used_tokens") == value(found, "sglang:num_used_tokens")
         f.work(80)
         found = scrape(f, *NAMES)
+        for name in ("count", "sum"):
+            own = sum(f.sample(f"step_rows_{name}", model=model) for model in ("m0", "m1"))
+            assert value(found, f"vllm:iteration_tokens_total_{name}") == own
+        spans = value(found, "vllm:request_time_per_output_token_seconds_count")
+        assert spans == sum(m.latency.counts) > 0
         ended = value(found, "vllm:request_success_total", finished_reason="length")
         assert ended == f.sample("requests_total", finish_reason="length") > 0
         assert value(found, "sglang:num_requests_total") == sum(m.finished.values())
@@ -115,6 +128,8 @@ def test_names_that_dashboards_and_autoscalers_read(folder: Path) -> None:
             *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_sum"),
             *("time_per_output_token_seconds_count", "e2e_request_latency_seconds_bucket"),
             *("request_queue_time_seconds_sum", "request_prompt_tokens_bucket"),
+            *("request_params_n_bucket", "request_params_max_tokens_sum", "cache_config_info"),
+            *("iteration_tokens_total_bucket", "request_time_per_output_token_seconds_sum"),
         ):
             assert f"vllm:{name}" in found
         for name in (
@@ -122,6 +137,9 @@ def test_names_that_dashboards_and_autoscalers_read(folder: Path) -> None:
             *("cache_hit_rate", "gen_throughput", "max_total_num_tokens"),
             *("prompt_tokens_total", "generation_tokens_total", "num_requests_total"),
             *("num_aborted_requests_total", "inter_token_latency_seconds_bucket"),
+            *("kv_used_tokens", "kv_available_tokens", "cached_tokens_total"),
+            *("num_retracted_reqs", "queue_time_seconds_sum"),
+            "request_time_per_output_token_seconds_count",
         ):
             assert f"sglang:{name}" in found
         for server in NAMES:
@@ -129,6 +147,16 @@ def test_names_that_dashboards_and_autoscalers_read(folder: Path) -> None:
             assert len(names) == len(set(names))
 
     run(story, folder)
+
+
+def test_what_is_used_and_available_is_all_there_is() -> None:
+    blocks = [({"model": "a", "state": "used"}, 3.0), ({"model": "b", "state": "used"}, 1.0)]
+    samples = {
+        "kv_blocks": blocks,
+        "kv_blocks_capacity": [({"model": "a"}, 12.0), ({"model": "b"}, 12.0)],
+    }
+    assert _kv_free_tokens(samples, 4) == 36.0
+    assert _kv_used_tokens(samples, 4) == 12.0
 
 
 def test_throughput_is_a_rate_between_scrapes_a_second_apart() -> None:
@@ -142,6 +170,9 @@ def test_throughput_is_a_rate_between_scrapes_a_second_apart() -> None:
 
 def test_buckets_begin_at_a_tenth_of_a_millisecond() -> None:
     metrics = Metrics(2)
+    own = Metrics(2, (0.5, 1.0), (0.25,))
+    assert own.latency.bounds == own.queue_time.bounds == (0.5, 1.0)
+    assert own.inter_token_latency.bounds == own.request_time_per_token.bounds == (0.25,)
     for histogram in (metrics.time_to_first_token, metrics.latency, metrics.inter_token_latency):
         assert histogram.bounds[0] == 0.0001
         assert list(histogram.bounds) == sorted(histogram.bounds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +23,9 @@ from trserve.config import (
     parse_counts,
     parse_names,
 )
+from trserve.config_endpoint import EndpointConfig
+from trserve.config_values import parse_buckets
+from trserve.endpoint_plan import plan_endpoint
 from trserve.errors import ConfigError
 
 SETTINGS = [setting for group in GROUPS.values() for setting in fields(group)]
@@ -136,6 +140,8 @@ def test_a_wrong_value_is_refused_by_its_flag(flag: str, values: dict[str, Any])
         ["--models", "a,,b"],
         ["--no-such-flag"],
         ["--max-num-seqs", "0"],
+        ["--request-buckets-s", "1,0.5"],
+        ["--token-buckets-s", "fast"],
     ],
 )
 def test_the_command_ends_with_2_and_names_the_flag(arguments: list[str]) -> None:
@@ -166,6 +172,24 @@ def test_a_size_is_positive_or_refused(text: str) -> None:
         assert parse_bytes(text) > 0
     except ValueError as error:
         assert str(error)
+
+
+def test_bounds_of_histograms() -> None:
+    assert parse_buckets("0.0001, 0.5,2") == (0.0001, 0.5, 2.0)
+    many = ",".join(map(str, range(1, 102)))
+    for text in ("", "a", "1,1", "2,1", "0,1", "-1", "nan", "1,inf", many):
+        with pytest.raises(ValueError):
+            parse_buckets(text)
+
+
+def test_a_chat_template_is_a_text_or_a_file(tmp_path: Path) -> None:
+    text = "{{ messages }}"
+    (tmp_path / "own.jinja").write_text(text)
+    for flag in (text, str(tmp_path / "own.jinja")):
+        assert plan_endpoint(EndpointConfig(chat_template=flag)).chat_template == text
+    assert plan_endpoint(EndpointConfig()).chat_template is None
+    with pytest.raises(ConfigError, match="--chat-template"):
+        plan_endpoint(EndpointConfig(chat_template=str(tmp_path / "none.jinja")))
 
 
 def test_lists() -> None:

@@ -60,6 +60,14 @@ def _kv_used_tokens(samples: Samples, block_size: int) -> float:
     return max(used, default=0.0) * block_size
 
 
+def _kv_free_tokens(samples: Samples, block_size: int) -> float:
+    return max(0.0, _kv_tokens(samples, block_size) * (1.0 - _kv_usage(samples, block_size)))
+
+
+def _retracted(samples: Samples, block_size: int) -> float:
+    return sum(value for _, value in samples["kv_drops_total"])
+
+
 def _hit_rate(samples: Samples, block_size: int) -> float:
     queries, hits = (
         sum(value for _, value in samples[f"prefix_cache_{each}_total"])
@@ -93,24 +101,34 @@ ALIASES: Final[Mapping[str, Sequence[Alias]]] = {
             "request_inference_time_seconds",
             "request_prefill_time_seconds",
             "request_decode_time_seconds",
+            "request_time_per_output_token_seconds",
             "request_prompt_tokens",
             "request_generation_tokens",
+            "request_params_n",
+            "request_params_max_tokens",
         ),
+        # Theirs counts prompts' tokens too; how many a step had of these nobody keeps here.
+        Alias("iteration_tokens_total", "step_rows"),
     ],
     "sglang": [
         Alias("num_running_reqs", "num_requests_running"),
         Alias("num_queue_reqs", "num_requests_waiting"),
         Alias("num_used_tokens", _kv_used_tokens),
+        Alias("kv_used_tokens", _kv_used_tokens),
+        Alias("kv_available_tokens", _kv_free_tokens),
         Alias("max_total_num_tokens", _kv_tokens),
         Alias("token_usage", _kv_usage),
         Alias("cache_hit_rate", _hit_rate),
         Alias("num_retracted_requests", "kv_drops"),
+        Alias("num_retracted_reqs", _retracted),
+        Alias("cached_tokens", "prefix_cache_hits"),
         *_plain("prompt_tokens", "generation_tokens"),
         Alias("num_requests", "requests"),
         Alias("num_aborted_requests", "requests", only=("finish_reason", "abort")),
         *_LATENCIES,
         _OLD_LATENCY,
         Alias("queue_time_seconds", "request_queue_time_seconds"),
+        *_plain("request_time_per_output_token_seconds"),
     ],
 }
 _LABELS: Final = {"vllm": {"engine": "0"}, "sglang": dict[str, str]()}
@@ -141,11 +159,20 @@ class Compatibility:
             labels = {"model_name": self._model, **_LABELS[server]}
             for alias in ALIASES[server]:
                 yield self._alias(f"{server}:", alias, labels, by_name, samples)
+            if server == "vllm":
+                yield self._cache_config(labels, samples)
             if server == "sglang":
                 written = sum(value for _, value in samples["generation_tokens_total"])
                 value = self._throughput.at(time.monotonic(), written)
                 text = "Tokens a second since the scrape before, of at least a second ago."
                 yield _gauge("sglang:gen_throughput", text, labels, value)
+
+    def _cache_config(self, labels: Labels, samples: Samples) -> Metric:
+        """vLLM's way to tell the size of the KV cache: a gauge of 1 whose labels have it."""
+        blocks = int(min((value for _, value in samples["kv_blocks_capacity"]), default=0.0))
+        sizes = {"block_size": str(self._block_size), "num_gpu_blocks": str(blocks)}
+        text = "KV blocks, of several models the one with the fewest; they may be in host memory."
+        return _gauge("vllm:cache_config_info", text, {**labels, **sizes}, 1.0)
 
     def _alias(
         self,

@@ -181,6 +181,21 @@ class Exposition(Collector):
                 metrics.request_generation_tokens,
             ),
             ("request_handoffs", "Handoffs" + complete, metrics.request_handoffs),
+            (
+                "request_time_per_output_token_seconds",
+                "An answer's mean time between two tokens, once an answer" + complete,
+                metrics.request_time_per_token,
+            ),
+            (
+                "request_params_n",
+                "Answers that a prompt was to have.",
+                metrics.request_params_n,
+            ),
+            (
+                "request_params_max_tokens",
+                "Tokens that an answer might have, of requests that said so.",
+                metrics.request_params_max_tokens,
+            ),
         ):
             yield _histogram(name, text, values)
 

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 _SECONDS: Final = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -22,6 +22,7 @@ _TOKEN_SECONDS: Final = (
     *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0),
 )
 _TOKENS: Final = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_CHOICES: Final = (1, 2, 5, 10, 20, 50, 100)
 _HANDOFFS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
@@ -49,6 +50,10 @@ class Histogram:
 class Metrics:
     """The counts of one gateway.
 
+    Args:
+        request_bounds, token_bounds: upper bounds of the histograms of requests' times and of the
+            gaps between tokens, in seconds; the usual ones if empty.
+
     Attributes:
         finished: answers by finish reason (``error`` for those that failed).
         errors: error responses, by HTTP status and code.
@@ -57,23 +62,40 @@ class Metrics:
         handoffs: of the answers that ended.
     """
 
-    def __init__(self, models: int) -> None:
+    def __init__(
+        self,
+        models: int,
+        request_bounds: Sequence[float] = (),
+        token_bounds: Sequence[float] = (),
+    ) -> None:
+        seconds = request_bounds or _SECONDS
         self.finished: Counter[str] = Counter()
         self.errors: Counter[tuple[int, str]] = Counter()
         self.prompt_tokens = 0
         self.generation_tokens = [0] * models
         self.handoffs = 0
-        self.queue_time = Histogram(_SECONDS)
-        self.time_to_first_token = Histogram(_SECONDS)
-        self.inter_token_latency = Histogram(_TOKEN_SECONDS)
-        self.latency = Histogram(_SECONDS)
-        self.prefill_time = Histogram(_SECONDS)
-        self.decode_time = Histogram(_SECONDS)
-        self.inference_time = Histogram(_SECONDS)
-        self.pending_time = Histogram(_SECONDS)
+        self.queue_time = Histogram(seconds)
+        self.time_to_first_token = Histogram(seconds)
+        self.inter_token_latency = Histogram(token_bounds or _TOKEN_SECONDS)
+        self.latency = Histogram(seconds)
+        self.prefill_time = Histogram(seconds)
+        self.decode_time = Histogram(seconds)
+        self.inference_time = Histogram(seconds)
+        self.pending_time = Histogram(seconds)
         self.request_prompt_tokens = Histogram(_TOKENS)
         self.request_generation_tokens = Histogram(_TOKENS)
         self.request_handoffs = Histogram(_HANDOFFS)
+        self.request_params_n = Histogram(_CHOICES)
+        self.request_params_max_tokens = Histogram(_TOKENS)
+        self.request_time_per_token = Histogram(token_bounds or _TOKEN_SECONDS)
+
+
+class Asked(NamedTuple):
+    """A request: when it was understood (``time.monotonic``), and what it left open as None."""
+
+    arrived_s: float
+    n: int
+    max_tokens: int | None
 
 
 class Meter:
@@ -83,12 +105,13 @@ class Meter:
         metrics: where it is counted.
         prompt_tokens: how long its prompt is.
         counts_prompt: whether it is the first answer to its prompt.
-        arrived_s: when the request was understood (``time.monotonic``).
+        asked: what is known of its request.
     """
 
     __slots__ = (
         "_admitted_s",
         "_arrived_s",
+        "_asked",
         "_counts_prompt",
         "_first_s",
         "_metrics",
@@ -96,12 +119,13 @@ class Meter:
     )
 
     def __init__(
-        self, metrics: Metrics, prompt_tokens: int, *, counts_prompt: bool, arrived_s: float
+        self, metrics: Metrics, prompt_tokens: int, asked: Asked, *, counts_prompt: bool
     ) -> None:
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
         self._counts_prompt = counts_prompt
-        self._arrived_s = arrived_s
+        self._asked = asked
+        self._arrived_s = asked.arrived_s
         self._admitted_s = self._first_s = 0.0
 
     def deadline_ns(self, timeout_s: float | None) -> int:
@@ -115,6 +139,9 @@ class Meter:
         metrics.queue_time.observe(self._admitted_s - self._arrived_s)
         if self._counts_prompt:
             metrics.prompt_tokens += self._prompt_tokens
+            metrics.request_params_n.observe(self._asked.n)
+            if self._asked.max_tokens is not None:
+                metrics.request_params_max_tokens.observe(self._asked.max_tokens)
 
     def begin(self) -> None:
         """Its first token is there."""
@@ -141,4 +168,6 @@ class Meter:
         metrics.request_generation_tokens.observe(tokens)
         metrics.request_handoffs.observe(handoffs)
         if tokens > 1:
-            metrics.inter_token_latency.observe((now - self._first_s) / (tokens - 1), tokens - 1)
+            gap_s = (now - self._first_s) / (tokens - 1)
+            metrics.inter_token_latency.observe(gap_s, tokens - 1)
+            metrics.request_time_per_token.observe(gap_s)

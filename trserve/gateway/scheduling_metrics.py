@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+import numpy as np
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from trserve.ipc.estimates import Report, read_report
 from trserve.ipc.slab import Slab
@@ -22,6 +28,7 @@ _OPENINGS: Final = {
     "drain": "gate_drain",
 }
 _MS: Final = 1e3
+_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def scheduling_metrics(slab: Slab, names: Sequence[str]) -> Iterator[Metric]:
@@ -31,6 +38,7 @@ def scheduling_metrics(slab: Slab, names: Sequence[str]) -> Iterator[Metric]:
     yield from _throughput(report)
     yield from _estimates(report, names)
     yield _routed(slab, names)
+    yield _step_rows(slab, names)
 
 
 def _gates(slab: Slab, names: Sequence[str]) -> Iterator[Metric]:
@@ -112,3 +120,18 @@ def _routed(slab: Slab, names: Sequence[str]) -> Metric:
         for other, count in zip(names, read_tally(slab, model).moved.tolist(), strict=True):
             routed.add_metric((name, other), count)
     return routed
+
+
+def _step_rows(slab: Slab, names: Sequence[str]) -> Metric:
+    rows = HistogramMetricFamily(
+        "trserve_step_rows",
+        "Requests in a step, of steps without prompts: each computes one token a request.",
+        labels=("model",),
+    )
+    for model, name in enumerate(names):
+        steps = read_tally(slab, model).steps
+        upto = np.cumsum(steps)
+        buckets = [(str(float(most)), float(upto[min(most, len(upto) - 1)])) for most in _ROWS]
+        total = float(steps @ np.arange(len(steps)))
+        rows.add_metric((name,), [*buckets, ("+Inf", float(upto[-1]))], total)
+    return rows

@@ -28,7 +28,7 @@ from trserve.gateway.logprobs import (
     TokenNames,
 )
 from trserve.gateway.message_parts import PartSplitter, part_splitter
-from trserve.gateway.metrics import Meter, Metrics
+from trserve.gateway.metrics import Asked, Meter, Metrics
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.placement import Placement, Placements
 from trserve.gateway.prompts import Prompt, read_prompts
@@ -80,12 +80,13 @@ class Service:
     def __init__(self, plan: ServerPlan, slab: Slab) -> None:
         self.plan = plan
         self._slab = slab
-        self.tokenizer = Tokenizer.load(Path(plan.tokenizer_path))
+        template = plan.endpoint.chat_template
+        self.tokenizer = Tokenizer.load(Path(plan.tokenizer_path), chat_template=template)
         self.token_names = TokenNames(self.tokenizer)
         self.model_names = [model.name for model in plan.models]
         self.states = ModelStates(self.model_names)
         self.placements = Placements(plan, self.states)
-        self.metrics = Metrics(len(plan.models))
+        self.metrics = Metrics(len(plan.models), *plan.endpoint.bucket_bounds)
         self.served_names = plan.served_names
         self.router_name = plan.router
         self.keep_alive_s = plan.endpoint.sse_keep_alive_s
@@ -107,7 +108,7 @@ class Service:
         The choices of a prompt stand side by side, in the order of the prompts. Raises
         RequestError.
         """
-        arrived = time.monotonic()
+        asked = Asked(time.monotonic(), request.n, request.max_tokens)
         placement = self.placements.of(request)
         self.check_slots([request])
         router = self._router_params(request.router_params)
@@ -116,9 +117,7 @@ class Service:
             seed = secrets.randbits(63) if request.seed is None else request.seed
             for choice in range(request.n):
                 sink = sink_of(len(jobs), prompt)
-                meter = Meter(
-                    self.metrics, len(prompt.ids), counts_prompt=not choice, arrived_s=arrived
-                )
+                meter = Meter(self.metrics, len(prompt.ids), asked, counts_prompt=not choice)
                 jobs.append(
                     self._job(request, prompt, seed, choice, placement, router, sink, meter)
                 )
