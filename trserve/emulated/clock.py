@@ -31,14 +31,19 @@ def set_timer_slack(slack_ns: int = 1) -> None:
         raise OSError(error, f"prctl(PR_SET_TIMERSLACK): {os.strerror(error)}")
 
 
-def wait_until(deadline_ns: int, beat: Callable[[], None]) -> None:
+def wait_until(
+    deadline_ns: int, beat: Callable[[], None], warm_up: Callable[[], None] | None = None
+) -> None:
     """Return at ``deadline_ns`` of ``time.monotonic_ns``, at once where it has passed.
 
-    ``beat`` is called before each sleep, of which a long wait has several.
+    ``beat`` is called before each sleep, of which a long wait has several; ``warm_up`` once, when
+    the last sleep is over: it must take less than what is spun.
     """
     now = time.monotonic_ns
     while (rest := deadline_ns - SPIN_NS - now()) > 0:
         beat()
         time.sleep(min(rest, BEAT_EVERY_NS) * _NS)
+    if warm_up is not None and rest > -SPIN_NS // 2:
+        warm_up()
     while now() < deadline_ns:
         pass

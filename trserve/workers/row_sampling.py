@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from trserve.workers.grammar import Constraint
 from trserve.workers.request import Request
 from trserve.workers.sampler import RowSampling, drawn_rows
 
@@ -23,7 +24,10 @@ class BatchSampling:
         self.requests = list(requests)
         self._fixed = _fixed(requests)
         self._varies = any(
-            request.adjustment is not None or request.sampling.min_tokens for request in requests
+            request.adjustment is not None
+            or request.constraint is not None
+            or request.sampling.min_tokens
+            for request in requests
         )
 
     def at(self, positions: NDArray[np.integer]) -> RowSampling:
@@ -37,14 +41,32 @@ class BatchSampling:
             banned=[
                 (row, request.end_ids)
                 for row, request in enumerate(self.requests)
-                if request.num_generated < request.sampling.min_tokens
+                if request.constraint is None and _is_short(request)
+            ],
+            forbidden=[
+                (row, _forbidden(request, request.constraint))
+                for row, request in enumerate(self.requests)
+                if request.constraint is not None
             ],
             adjustments=[
-                (row, request.adjustment.advance(request.token_ids[: request.length]))
+                (row, request.adjustment.advance(_committed(request)))
                 for row, request in enumerate(self.requests)
                 if request.adjustment is not None
             ],
         )
+
+
+def _committed(request: Request) -> NDArray[np.int32]:
+    return request.token_ids[: request.length]
+
+
+def _is_short(request: Request) -> bool:
+    """Whether ``min_tokens`` keeps the answer from ending."""
+    return request.num_generated < request.sampling.min_tokens
+
+
+def _forbidden(request: Request, constraint: Constraint) -> NDArray[np.bool_]:
+    return constraint.forbidden(_committed(request), is_short=_is_short(request))
 
 
 class RowSamplings:
@@ -59,6 +81,19 @@ class RowSamplings:
         if batch.requests != requests:
             batch = self._batch = BatchSampling(requests)
         return batch.at(np.array([request.length for request in requests], np.int64))
+
+
+def greedy(rows: int) -> RowSampling:
+    """How ``rows`` rows draw that take the largest logit."""
+    return RowSampling(
+        temperatures=np.zeros(rows),
+        top_k=np.zeros(rows, np.int64),
+        top_p=np.ones(rows),
+        min_p=np.zeros(rows),
+        seeds=np.zeros(rows, np.uint64),
+        positions=np.zeros(rows, np.int64),
+        drawn=np.zeros(0, np.int64),
+    )
 
 
 def _fixed(requests: Sequence[Request]) -> RowSampling:

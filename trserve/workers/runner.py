@@ -44,9 +44,11 @@ class Runner(Protocol):
     Attributes:
         on_layer: called now and then in a step: this worker is not hung.
         heartbeat: address of a word that may be set instead.
+        began_ns: set before each step to when it was decided (``time.monotonic_ns``).
     """
 
     heartbeat: int
+    began_ns: int
     on_layer: Callable[[], None]
 
     def forward(self, step: StepInputs, also: NDArray[np.int64] | None = None) -> ForwardOutput:
@@ -66,10 +68,12 @@ class TorchRunner:
     Attributes:
         on_layer: called before each layer of a step that torch computes.
         heartbeat: address of the word that compiled steps set instead; 0 for none.
+        began_ns: unused; emulated steps end so long after it.
     """
 
     def __init__(self, decoder: Decoder, kv: KVCache, *, tokenizer_size: int) -> None:
         self.heartbeat = 0
+        self.began_ns = 0
         self.on_layer: Callable[[], None] = _nothing_more
         self.decoder = decoder
         self.kv = kv
@@ -90,10 +94,6 @@ class TorchRunner:
             return ForwardOutput(*native.forward(step, also, self.heartbeat))
         return self._forward(step, also)
 
-    @torch.inference_mode()
-    def _forward(self, step: StepInputs, also: NDArray[np.int64] | None) -> ForwardOutput:
-        inputs = self._inputs
-        if inputs is None or inputs.step is not step:
     def keep_tap(self) -> None:
         """Give ``tap`` with every step from now on. ConfigError for a model without layers."""
         if not self.decoder.layers:
@@ -102,6 +102,10 @@ class TorchRunner:
         if self._native is not None:
             self._native.keep_tap()
 
+    @torch.inference_mode()
+    def _forward(self, step: StepInputs, also: NDArray[np.int64] | None) -> ForwardOutput:
+        inputs = self._inputs
+        if inputs is None or inputs.step is not step:
             inputs = self._inputs = _InputViews(step)
         tokens, rows = step.num_tokens, step.num_rows
         buffers = self.decoder.buffers(tokens)
@@ -134,15 +138,15 @@ class TorchRunner:
         return self._head(hidden.to(self.decoder.dtype)).float()
 
 
-def _nothing_more() -> None:
-    """Nobody waits for a sign of life."""
-
-
 def keep_tap(runner: Runner) -> None:
     """Make ``runner`` give ``tap`` with every step. ConfigError where it has no layers to tap."""
     if not isinstance(runner, TorchRunner):
         raise ConfigError("a router reads the last layer's input, which emulated devices lack")
     runner.keep_tap()
+
+
+def _nothing_more() -> None:
+    """Nobody waits for a sign of life."""
 
 
 class _InputViews:
