@@ -26,6 +26,7 @@ from trserve.kv_blocks import DTYPE_BYTES, kv_blocks
 from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
 from trserve.models.fit import check_weights_fit
 from trserve.models.generation_defaults import read_sampling_defaults
+from trserve.models.token_map import TokenMap
 from trserve.params import SamplingDefaults
 from trserve.record_format import RecordHeader, new_run, weights_digest
 from trserve.recording import RecordPlan, plan_record
@@ -33,6 +34,7 @@ from trserve.restarts import ON_PEER_LOSS
 from trserve.router_lib.configuration import Values, read_untyped, read_values
 from trserve.router_lib.registry import MODEL, TOKENIZER, RouterEntry, describe
 from trserve.sched.table import ThresholdTable
+from trserve.vocabularies import end_ids, token_maps
 
 _BFLOAT16_FROM: Final = 50_000_000
 _DEFAULT_ROUTER: Final = "r-stitch"
@@ -41,7 +43,8 @@ _DEFAULT_ROUTER: Final = "r-stitch"
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One model and its worker.
 
-    ``num_blocks`` KV blocks; ``dtype`` a torch dtype's name; with ``int8`` 8-bit weights.
+    ``num_blocks`` KV blocks; ``dtype`` a torch dtype's name; with ``int8`` 8-bit weights;
+    ``token_map`` how its rows are put in the order of the server's ids.
     """
 
     name: str
@@ -49,6 +52,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     load_format: LoadFormat = "auto"
     dtype: str
     int8: bool = False
+    token_map: TokenMap = TokenMap()
     max_model_len: int
     num_blocks: int
     threads: int
@@ -122,14 +126,14 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
     else:
         models = [resolve_model(name, load_format) for name in config.model.models]
     router, router_config = _router(config, models)
-    tokenizer = _common_tokenizer(models)
+    tokenizer = Tokenizer.load(models[0].tokenizer_path)
+    maps = token_maps(tokenizer, models)
     lengths = [_model_length(model, config.model.max_model_len) for model in models]
     dtypes = [_dtype(model, config.model.dtype) for model in models]
     int8 = config.model.quantization == "int8"
     _check_memory(models, dtypes, int8=int8)
     blocks = kv_blocks(config, models, dtypes, lengths)
     threads = config.placement.threads or _shared_threads(len(models))
-    eos = {token for model in models for token in model.spec.eos_token_ids}
     return ServerPlan(
         models=[
             ModelPlan(
@@ -138,6 +142,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
                 load_format=load_format,
                 dtype=dtypes[index],
                 int8=int8,
+                token_map=maps[index],
                 max_model_len=lengths[index],
                 num_blocks=blocks[index],
                 threads=threads[index],
@@ -150,7 +155,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         tokenizer_path=str(models[0].tokenizer_path),
         own_tokenizer=models[0].own_tokenizer,
         tokenizer_size=tokenizer.size,
-        eos_token_ids=sorted(eos | set(tokenizer.eos_token_ids)),
+        eos_token_ids=end_ids(tokenizer, models, maps),
         sampling_defaults=read_sampling_defaults(models[0].path),
         served_names=list(config.endpoint.served_model_name),
         slots=config.engine.max_requests,
@@ -209,34 +214,6 @@ def _unique_names(models: Sequence[ResolvedModel]) -> list[str]:
             name = f"{model.name}-{count}"
         names.append(name)
     return names
-
-
-def _common_tokenizer(models: Sequence[ResolvedModel]) -> Tokenizer:
-    """The tokenizer that all models share; ids cross from model to model unmapped."""
-    first, *others = models
-    tokenizer = Tokenizer.load(first.tokenizer_path)
-    for other in others:
-        if _same_file(first.tokenizer_path, other.tokenizer_path):
-            continue
-        if Tokenizer.load(other.tokenizer_path).fingerprint() != tokenizer.fingerprint():
-            raise ConfigError(
-                f"--models: {first.name} and {other.name} have different tokenizers; token ids "
-                "pass from model to model unchanged, so all models must share one"
-            )
-    for model in models:
-        if model.spec.vocab_size < tokenizer.size:
-            raise ConfigError(
-                f"--models: {model.name} has {model.spec.vocab_size} vocabulary rows, fewer than "
-                f"the {tokenizer.size} ids of the tokenizer"
-            )
-    return tokenizer
-
-
-def _same_file(first: Path, second: Path) -> bool:
-    if first == second:
-        return True
-    ours, theirs = first / "tokenizer.json", second / "tokenizer.json"
-    return ours.exists() and theirs.exists() and ours.read_bytes() == theirs.read_bytes()
 
 
 def _model_length(model: ResolvedModel, wanted: int) -> int:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from tests.gateway.small_tokenizers import byte_level, save, word_piece
 from trserve import kv_blocks as kv_blocks_module
@@ -177,6 +178,24 @@ def test_models_must_share_a_tokenizer(pair: tuple[str, str], tmp_path: Path) ->
     other = checkpoint(tmp_path / "other", word_piece())
     with pytest.raises(ConfigError, match="different tokenizers"):
         plan((pair[0], other))
+
+
+def test_a_renumbering_of_special_tokens_is_mapped(pair: tuple[str, str], tmp_path: Path) -> None:
+    """Ends are then ends under the first model's ids."""
+    assert not any(model.token_map for model in plan(pair).models)
+    stated = json.loads(byte_level().to_str())
+    first, second = stated["added_tokens"][:2]
+    vocabulary, ids = stated["model"]["vocab"], (first["id"], second["id"])
+    first["content"], second["content"] = second["content"], first["content"]
+    vocabulary |= {each["content"]: each["id"] for each in (first, second)}
+    swapped = Tokenizer.from_str(json.dumps(stated))
+    other = checkpoint(tmp_path / "other", swapped, eos_token_id=[ids[0], 77])
+    mapped = plan((pair[0], other))
+    assert not mapped.models[0].token_map
+    assert dict(mapped.models[1].token_map.moved) == {ids[0]: ids[1], ids[1]: ids[0]}
+    assert set(mapped.eos_token_ids) - set(plan(pair[:1]).eos_token_ids) == {ids[1], 77}
+    sent = json.loads(json.dumps(msgspec.to_builtins(mapped)))
+    assert msgspec.convert(sent, ServerPlan) == mapped
 
 
 def test_a_model_must_know_all_ids(pair: tuple[str, str], tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Tokenizer:
             one that its tokenizer never writes).
         eos_token_ids: every id that ends a turn: the tokenizer's, and those of ``config.json`` and
             ``generation_config.json``, the tokenizer's first.
+        added_ids: ids of the tokens beside the vocabulary that texts are made of.
         special_ids: ids whose text is left out with ``skip_special_tokens``.
         has_chat_template: whether :meth:`render_chat` can work at all.
     """
@@ -62,7 +63,7 @@ class Tokenizer:
         for token, token_id in vocabulary.items():
             self._tokens[token_id] = token
         added = backend.get_added_tokens_decoder()
-        self._added: frozenset[int] = frozenset(added)
+        self.added_ids: frozenset[int] = frozenset(added)
         self.size = len(self._tokens)
         self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special)
         self.bos_token_id: int | None = vocabulary.get(named.get("bos_token", ""))
@@ -197,6 +198,14 @@ class Tokenizer:
         return None if table is None else [text_if_whole(piece) for piece in table]
 
     @property
+    def pieces(self) -> list[bytes | None] | None:
+        """As :meth:`token_bytes`, with None where there is no token."""
+        table = self._token_bytes
+        if table is None:
+            return None
+        return [None if t is None else b for t, b in zip(self._tokens, table, strict=True)]
+
+    @property
     def leading_strip(self) -> int:
         """Spaces that decoding drops from the start of a text (SentencePiece adds one there)."""
         return self._rules.leading_strip if self._rules is not None else 0
@@ -228,7 +237,7 @@ class Tokenizer:
         if rules is None:
             return None
         return [
-            b"" if token is None else rules.piece(token, added=i in self._added)
+            b"" if token is None else rules.piece(token, added=i in self.added_ids)
             for i, token in enumerate(self._tokens)
         ]
 

@@ -17,6 +17,9 @@ from trserve.models.native.support import supported
 from trserve.models.quantized import Int8Linear
 from trserve.models.rope import interleave
 from trserve.models.spec import ExpertsSpec, ModelSpec
+from trserve.models.token_map import TokenMap
+
+UNMAPPED = TokenMap()
 
 Progress = Callable[[int, int], None]
 """Called with the number of layers loaded and the number in all."""
@@ -77,13 +80,19 @@ def _gated_mlp(prefix: str, hidden: int, inter: int, bias: bool) -> Iterator[_Sh
 
 
 def assemble(
-    spec: ModelSpec, read: TensorSource, progress: Progress | None = None, *, int8: bool = False
+    spec: ModelSpec,
+    read: TensorSource,
+    progress: Progress | None = None,
+    *,
+    int8: bool = False,
+    token_map: TokenMap = UNMAPPED,
 ) -> Decoder:
     """The decoder of ``spec`` with the tensors of ``read``, each of which is read once.
 
-    With ``int8`` the weights of all projections are quantized as they come.
+    With ``int8`` the weights of all projections are quantized as they come. ``token_map`` says
+    which rows of the embedding and of the head stand for which ids.
     """
-    embedding = read("model.embed_tokens.weight")
+    embedding = _in_order(read("model.embed_tokens.weight"), token_map)
     native = embedding.device.type == "cpu" and supported(spec, embedding.dtype)
     layers = []
     for index in range(spec.num_layers):
@@ -95,10 +104,23 @@ def assemble(
         embedding=embedding,
         layers=layers,
         norm=RMSNorm(read("model.norm.weight"), spec.rms_norm_eps),
-        head=embedding if spec.tie_word_embeddings else read("lm_head.weight"),
+        head=embedding
+        if spec.tie_word_embeddings
+        else _in_order(read("lm_head.weight"), token_map),
         native=native,
         int8=int8,
+        absent=token_map.absent,
     )
+
+
+def _in_order(rows: torch.Tensor, token_map: TokenMap) -> torch.Tensor:
+    """``rows`` [V, hidden] by the server's ids: themselves, unless some have to move."""
+    if not token_map.moved:
+        return rows
+    ids, places = map(list, zip(*token_map.moved, strict=True))
+    ordered = rows.clone()
+    ordered[ids] = rows[places]
+    return ordered
 
 
 class _LayerBuilder:

@@ -7,6 +7,7 @@ pairs (``rope``); norms and softmax are computed in float32 whatever the weights
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +49,9 @@ class DecoderLayer:
 class Decoder:
     """A decoder-only transformer on one device.
 
+    Args:
+        absent: ids that stand for no token of this model.
+
     Attributes:
         native: whether its weights are laid out for the compiled kernels.
         keeps_tap: whether :meth:`forward` keeps in ``tap``, float32 [B, hidden_size], what the last
@@ -64,8 +68,10 @@ class Decoder:
         head: torch.Tensor,
         native: bool = False,
         int8: bool = False,
+        absent: Sequence[int] = (),
     ) -> None:
         self.spec = spec
+        self._absent = list(absent)
         self.native = native
         self.keeps_tap = False
         self.tap: torch.Tensor | None = None
@@ -86,13 +92,15 @@ class Decoder:
     def lm_head(self, tokenizer_size: int) -> Linear:
         """The output projection; columns from ``tokenizer_size`` on come out at minus infinity.
 
-        They are rows of padding in the checkpoint, without tokens. A bias of minus infinity costs
+        They are rows of padding in the checkpoint, without tokens. So do columns of ids that stand
+        for no token of this model. A bias of minus infinity costs
         nothing, where filling the columns afterwards would cost two operations a step.
         """
         bias = None
-        if tokenizer_size < self.spec.vocab_size:
+        if tokenizer_size < self.spec.vocab_size or self._absent:
             bias = self.embedding.new_zeros(self.spec.vocab_size)
             bias[tokenizer_size:] = -torch.inf
+            bias[self._absent] = -torch.inf
         if isinstance(self._head, Int8Linear):
             return self._head.with_bias(bias)
         tied = self._head.data_ptr() == self.embedding.data_ptr()

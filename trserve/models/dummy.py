@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from trserve.models.assembly import Progress, assemble, expected_tensors
+from trserve.models.assembly import UNMAPPED, Progress, assemble, expected_tensors
 from trserve.models.decoder import Decoder
 from trserve.models.spec import ModelSpec
+from trserve.models.token_map import TokenMap
 
 _INIT_STD = 0.02
 """Standard deviation of dummy weights: the initializer_range of the supported families."""
@@ -25,6 +26,7 @@ def dummy_decoder(
     seed: int = 0,
     int8: bool = False,
     progress: Progress | None = None,
+    token_map: TokenMap = UNMAPPED,
 ) -> Decoder:
     """A decoder of the given shape with random weights, the same for the same seed.
 
@@ -43,7 +45,7 @@ def dummy_decoder(
         _fill(tensor.view(-1), pool, _stable_hash(seed, name) % _POOL_SIZE)
         return tensor
 
-    return assemble(spec, draw, progress, int8=int8)
+    return assemble(spec, draw, progress, int8=int8, token_map=token_map)
 
 
 def _fill(flat: torch.Tensor, pool: torch.Tensor, start: int) -> None:

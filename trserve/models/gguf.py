@@ -17,11 +17,12 @@ import numpy.typing as npt
 import torch
 
 from trserve.errors import ModelUnavailableError
-from trserve.models.assembly import Progress, assemble, expected_tensors
+from trserve.models.assembly import UNMAPPED, Progress, assemble, expected_tensors
 from trserve.models.decoder import Decoder
 from trserve.models.gguf_file import QUANTIZATIONS, GgufFile
 from trserve.models.rope import deinterleave
 from trserve.models.spec import ModelSpec
+from trserve.models.token_map import TokenMap
 
 _OUTSIDE_LAYERS = {
     "model.embed_tokens": "token_embd",
@@ -57,6 +58,7 @@ def load_gguf(
     dtype: torch.dtype,
     int8: bool = False,
     progress: Progress | None = None,
+    token_map: TokenMap = UNMAPPED,
 ) -> Decoder:
     """The decoder in the GGUF file ``path``, its weights dequantized and converted to ``dtype``.
 
@@ -78,7 +80,7 @@ def load_gguf(
             tensor = deinterleave(tensor, spec.head_dim)
         return tensor
 
-    return assemble(spec, read, progress, int8=int8)
+    return assemble(spec, read, progress, int8=int8, token_map=token_map)
 
 
 def stored_name(name: str) -> str:

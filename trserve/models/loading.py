@@ -16,12 +16,13 @@ from safetensors import SafetensorError, safe_open
 from trserve.errors import ModelUnavailableError
 from trserve.ipc.slab import available_memory
 from trserve.models.aliases import LoadFormat, weight_files
-from trserve.models.assembly import Progress, assemble, expected_tensors
+from trserve.models.assembly import UNMAPPED, Progress, assemble, expected_tensors
 from trserve.models.decoder import Decoder
 from trserve.models.dummy import dummy_decoder
 from trserve.models.fit import check_weights_fit
 from trserve.models.gguf import load_gguf
 from trserve.models.spec import ModelSpec
+from trserve.models.token_map import TokenMap
 
 
 def load_model(
@@ -32,6 +33,7 @@ def load_model(
     load_format: LoadFormat = "auto",
     int8: bool = False,
     progress: Progress | None = None,
+    token_map: TokenMap = UNMAPPED,
 ) -> Decoder:
     """The decoder that :func:`trserve.models.aliases.resolve_model` found at ``path``.
 
@@ -39,17 +41,24 @@ def load_model(
         dtype: float32 or bfloat16; the weights are converted to it.
         load_format: as it was given to ``resolve_model``; with ``dummy``, ``path`` is not read.
         int8: whether the projections' weights are then quantized to 8 bits.
+        token_map: which rows of the checkpoint stand for which of the server's ids.
 
     Raises:
         ModelUnavailableError: there is not enough memory (nothing was taken then), or a file is
             missing or damaged, or a tensor is missing or has another shape than ``spec`` says.
     """
     check_weights_fit([(path.stem, spec, dtype.itemsize, int8)], available_memory())
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "int8": int8,
+        "progress": progress,
+        "token_map": token_map,
+    }
     if load_format == "dummy":
-        return dummy_decoder(spec, dtype=dtype, int8=int8, progress=progress)
+        return dummy_decoder(spec, **options)
     if path.suffix == ".gguf":
-        return load_gguf(path, spec, dtype=dtype, int8=int8, progress=progress)
-    return load_decoder(path, spec, dtype=dtype, int8=int8, progress=progress)
+        return load_gguf(path, spec, **options)
+    return load_decoder(path, spec, **options)
 
 
 def load_decoder(
@@ -59,6 +68,7 @@ def load_decoder(
     dtype: torch.dtype,
     int8: bool = False,
     progress: Progress | None = None,
+    token_map: TokenMap = UNMAPPED,
 ) -> Decoder:
     """The decoder in the checkpoint directory ``path``, its weights converted to ``dtype``.
 
@@ -75,7 +85,7 @@ def load_decoder(
             tensor: torch.Tensor = located[name].get_tensor(name)
             return tensor.to(dtype)
 
-        return assemble(spec, read, progress, int8=int8)
+        return assemble(spec, read, progress, int8=int8, token_map=token_map)
 
 
 def _locate(stack: ExitStack, path: Path) -> dict[str, Any]:

@@ -59,7 +59,9 @@ def load_models(plan: ServerPlan) -> list[Model]:
     for model in plan.models:
         path, dtype = Path(model.path), getattr(torch, model.dtype)
         spec = read_spec(path)
-        decoder = load_model(path, spec, dtype=dtype, load_format=model.load_format)
+        decoder = load_model(
+            path, spec, dtype=dtype, load_format=model.load_format, token_map=model.token_map
+        )
         found.append(Model(decoder, spec, dtype))
     return found
 

@@ -68,6 +68,7 @@ def _create_runner(plan: ServerPlan, index: int, control: ControlClient) -> Runn
         load_format=model.load_format,
         int8=model.int8,
         progress=_progress(control),
+        token_map=model.token_map,
     )
     kv = KVCache(spec, num_blocks=model.num_blocks, block_size=plan.block_size, dtype=dtype)
     return TorchRunner(decoder, kv, tokenizer_size=plan.tokenizer_size)
