@@ -6,6 +6,7 @@ contact. Knows nothing of HTTP, text or tensors.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgspec
@@ -64,6 +65,7 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prompt's tokens, but for the first, are annotated too; ``trace``: each token's annotation says
     what the router decided on; ``record``: an instance that records keeps what is computed for it.
     ``deadline_ns``: when whoever holds the baton ends it (``time.monotonic_ns``), 0 for never.
+    ``grammar``: what the answer must follow, as :func:`pack_grammar` makes it; empty for anything.
     """
 
     sampling: SamplingParams
@@ -75,6 +77,7 @@ class RequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     trace: bool = False
     record: bool = True
     deadline_ns: int = 0
+    grammar: bytes = b""
 
     @property
     def annotated(self) -> bool:
@@ -98,3 +101,13 @@ def encode_params(params: RequestParams) -> bytes:
 def decode_params(blob: Any) -> RequestParams:
     """The inverse of :func:`encode_params`; ``blob`` is any bytes-like object."""
     return _decoder.decode(blob)
+
+
+def pack_grammar(text: str) -> bytes:
+    """A grammar for the blob: such texts are long and repeat themselves, and a blob is small."""
+    return zlib.compress(text.encode(), 9)
+
+
+def unpack_grammar(packed: bytes) -> str:
+    """The inverse of :func:`pack_grammar`."""
+    return zlib.decompress(packed).decode()

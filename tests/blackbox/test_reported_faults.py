@@ -138,16 +138,15 @@ def test_p28_what_asks_for_too_much_is_refused_at_once(
     "fields",
     [
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}},
-        {"response_format": {"type": "json_object"}},
         {"guided_regex": "["},
         {"regex": "["},
-        {"ebnf": "root ::="},
+        {"ebnf": "root ::= x"},
         {"structured_outputs": {"json": 1}},
     ],
     ids=str,
 )
 def test_p34_p35_grammars_are_refused_by_name(server: Server, fields: dict[str, Any]) -> None:
-    assert refused(server, **fields)["param"] in fields
+    assert refused(server, **fields)["param"].split(".")[0] in fields
 
 
 def test_p37_no_part_of_a_list_is_lost(server: Server) -> None:

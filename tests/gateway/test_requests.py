@@ -298,15 +298,6 @@ UNSUPPORTED = [
     ("prompt_logprobs", [0, 1]),
     ("bad_words", [["x"]]),
     ("allowed_token_ids", [[1]]),
-    ("response_format", [{"type": "json_object"}, {"type": "json_schema"}, {}, "text"]),
-    ("structured_outputs", [{"regex": "a"}]),
-    ("guided_json", [{"type": "object"}, "{}"]),
-    ("guided_regex", ["["]),
-    ("guided_choice", [["a"]]),
-    ("guided_grammar", ["root"]),
-    ("regex", ["["]),
-    ("json_schema", ["{}"]),
-    ("ebnf", ["root"]),
     ("structural_tag", [{"x": 1}]),
 ]
 UNSUPPORTED_CHAT = [
@@ -374,13 +365,33 @@ def test_tools():
     for choice in (None, "auto"):
         request = chat(tools=[TOOL], tool_choice=choice)
         assert request.tools == request.chat_template_kwargs["tools"] == [TOOL]
+        assert not request.called_tools and not request.constrained
     assert chat(tools=[TOOL]).parallel_tool_calls
     assert not chat(tools=[TOOL], parallel_tool_calls=False).parallel_tool_calls
 
 
-@pytest.mark.parametrize("choice", ["required", "x", 1, {"type": "function"}])
-def test_a_call_that_must_come_is_refused(choice):
-    error = refusal(parse_chat, {"messages": USER, "tools": [TOOL], "tool_choice": choice})
+OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
+NAMED = {"type": "function", "function": {"name": "g"}}
+
+
+def test_a_call_that_must_come():
+    any_call = chat(tools=[TOOL, OTHER_TOOL], tool_choice="required")
+    assert (any_call.called_tools, any_call.calls_any) == (["f", "g"], True)
+    one = chat(tools=[TOOL, OTHER_TOOL], tool_choice=NAMED)
+    assert (one.called_tools, one.calls_any) == (["g"], False)
+    assert one.tools == one.chat_template_kwargs["tools"] == [TOOL, OTHER_TOOL]
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [
+        *(([TOOL], choice) for choice in ("x", 1, True, [], {}, {"type": "function"}, NAMED)),
+        *(([TOOL], {"type": "function", "function": f}) for f in ("f", {}, {"name": ["f"]})),
+        *((none, choice) for none in (None, []) for choice in ("required", NAMED)),
+    ],
+)
+def test_a_choice_of_no_tool_is_refused(tools, choice):
+    error = refusal(parse_chat, {"messages": USER, "tools": tools, "tool_choice": choice})
     assert error.param == "tool_choice"
 
 
@@ -553,6 +564,8 @@ FIELDS = sorted(
     {*NUMBERS, *FLAGS, "model", "messages", "prompt", "stop", "stop_token_ids", "stream_options"}
     | {"trserve", "chat_template_kwargs", "documents", "tool_choice", "max_completion_tokens"}
     | {name for name, _ in UNSUPPORTED + UNSUPPORTED_CHAT}
+    | {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"}
+    | {"guided_grammar", "regex", "json_schema", "ebnf", "tools"}
 )
 
 

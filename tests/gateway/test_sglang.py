@@ -115,7 +115,7 @@ def test_a_prompt_may_be_scored_alone() -> None:
         ({"text": "x", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"text": "x", "sampling_params": {"max_new_tokens": "1"}}, None),
         ({"text": "x", "sampling_params": {"sampling_seed": 2**64}}, None),
-        ({"text": "x", "sampling_params": {"regex": "["}}, "sampling_params.regex"),
+        ({"text": "x", "sampling_params": {"regex": 5}}, "sampling_params.regex"),
         ({"text": "x", "sampling_params": {"stop_regex": "["}}, "stop_regex"),
         ({"text": "x", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
         ({"text": "x", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),

@@ -27,6 +27,7 @@ from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, RouterCont
 from trserve.sched.table import ThresholdTable
 from trserve.workers.blocks import BlockPool
 from trserve.workers.gating import WorkerGate
+from trserve.workers.grammar import Grammars
 from trserve.workers.routing import Routing
 from trserve.workers.runner import ForwardOutput
 from trserve.workers.sampler import Sampler
@@ -220,6 +221,7 @@ class Worker:
             limits=StepLimits(world.max_rows, world.max_tokens),
             tally=self.tally,
             early_prefill=world.early_prefill == "always",
+            grammars=world.grammars,
         )
 
     def drain(self) -> list[Descriptor]:
@@ -265,6 +267,7 @@ class World:
     early_prefill: str = "off"
     thresholds: Sequence[int] = ()
     max_wait_s: float | None = None
+    grammars: Grammars | None = None
 
     def __post_init__(self) -> None:
         slab = self.memory.slab()
@@ -287,6 +290,7 @@ class World:
         tops: int | None = None,
         scores_prompt: bool = False,
         trace: bool = False,
+        grammar: bytes = b"",
         **sampling: Any,
     ) -> Slot:
         settings = {"temperature": 0.0, "eos_token_ids": (EOS,)} | sampling
@@ -298,6 +302,7 @@ class World:
             tops=tops,
             scores_prompt=scores_prompt,
             trace=trace,
+            grammar=grammar,
         )
         records = limit - params.first_record(len(prompt))
         pages = pages_for(records, tops or 0) if params.annotated else 0

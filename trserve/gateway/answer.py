@@ -23,7 +23,11 @@ ABORTED: Final = "abort_request"
 
 _FAILURES = {
     Finish.ROUTER_ERROR: ("the router failed for this request", "router_error", 500),
-    Finish.NUMERIC_ERROR: ("a model's logits were not finite", "numeric_error", 500),
+    Finish.NUMERIC_ERROR: (
+        "a model's logits were not finite, or the answer's grammar could not be followed",
+        "numeric_error",
+        500,
+    ),
     Finish.WORKER_LOST: ("the process of a model ended", "worker_lost", 503),
     Finish.WORKER_CRASHED: (
         "this request ended the process of a model twice; it is not tried again",

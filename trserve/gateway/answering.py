@@ -74,7 +74,11 @@ class Answering:
     async def _prepare(self, wanted: Wanted, sink: WholeSink | StreamSink) -> list[Job]:
         """The jobs of a response; what is long is rendered and tokenized while streams go on."""
         prepare = self._service.prepare_many
-        return await long_work.do(wanted.body_bytes, lambda: prepare(wanted.requests, sink.choice))
+        return await long_work.do(
+            wanted.body_bytes,
+            lambda: prepare(wanted.requests, sink.choice),
+            long=any(request.constrained for request in wanted.requests),
+        )
 
     async def _whole(self, exchange: Exchange, wanted: Wanted, sink: WholeSink, send: Send) -> None:
         await exchange.submit(self._prepare(wanted, sink))

@@ -14,8 +14,11 @@ LONG_BODY_BYTES: Final = 10_000
 _T = TypeVar("_T")
 
 
-async def do(body_bytes: int, work: Callable[[], _T]) -> _T:
-    """What ``work`` returns for a body of so many bytes; it may run on another thread."""
-    if body_bytes > LONG_BODY_BYTES:
+async def do(body_bytes: int, work: Callable[[], _T], *, long: bool = False) -> _T:
+    """What ``work`` returns for a body of so many bytes; it may run on another thread.
+
+    ``long``: it may take long whatever the body's length.
+    """
+    if long or body_bytes > LONG_BODY_BYTES:
         return await asyncio.to_thread(work)
     return work()

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trserve.gateway.reasoning import ReasoningSplitter, may_reason
+from trserve.gateway.reasoning import ReasoningSplitter, Reasons, begins_within, may_reason
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.tool_calls import Call, ToolCallSplitter
 
@@ -99,6 +99,13 @@ def _continued(request: GenerationRequest) -> str:
     return content
 
 
+def reasons_first(request: GenerationRequest, prompt: str, *, reasons: bool) -> Reasons:
+    """Whether reasoning, which :func:`part_splitter` tells apart, comes before the answer."""
+    if not (reasons and may_reason(prompt)):
+        return "never"
+    return "already" if begins_within(prompt, _continued(request)) else "maybe"
+
+
 def part_splitter(request: GenerationRequest, prompt: str, *, reasons: bool) -> PartSplitter | None:
     """What an answer to ``prompt`` needs; None if it has no part but content.
 
@@ -109,7 +116,9 @@ def part_splitter(request: GenerationRequest, prompt: str, *, reasons: bool) -> 
         reasoning = ReasoningSplitter(prompt, continued=_continued(request))
     tools = None
     if request.tools:
-        tools = ToolCallSplitter(request.tools, parallel=request.parallel_tool_calls)
+        tools = ToolCallSplitter(
+            request.tools, parallel=request.parallel_tool_calls, follows=request.constrained
+        )
     if reasoning is None and tools is None:
         return None
     return PartSplitter(reasoning, tools, show_reasoning=request.reasoning == "apart")

@@ -6,12 +6,16 @@ in a whole. Knows no tools and no JSON.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from trserve.gateway.markers import cut
 
 BEGIN: Final = "<think>"
 END: Final = "</think>"
+
+
+Reasons = Literal["never", "maybe", "already"]
+"""Whether an answer begins with reasoning; ``already``: amid some."""
 
 
 class Piece(NamedTuple):
@@ -33,6 +37,11 @@ def _ends_within(continued: str) -> bool:
     return begins and text != BEGIN and END not in text
 
 
+def begins_within(prompt: str, continued: str) -> bool:
+    """Whether an answer to ``prompt``, after the assistant's own ``continued``, is reasoning."""
+    return _ends_within(continued) or prompt.rstrip().endswith(BEGIN)
+
+
 class ReasoningSplitter:
     """Splits the text of one answer.
 
@@ -45,7 +54,7 @@ class ReasoningSplitter:
         self._held = ""
         # Of reasoning that goes on, the space before its next word is a part.
         self._begun = _ends_within(continued)
-        is_open = self._begun or prompt.rstrip().endswith(BEGIN)
+        is_open = begins_within(prompt, continued)
         self._push = self._reasoning if is_open else self._beginning
 
     def push(self, text: str) -> list[Piece]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -32,6 +32,36 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     entry_model: str | None = None
     only: str | None = None
     timeout_s: Number = None
+
+
+_RESPONSE_FORMAT: TypeAlias = Annotated[
+    Any,
+    msgspec.Meta(
+        description='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
+        '"json_schema": {"name": ..., "schema": {...}, "strict": true}}.'
+    ),
+]
+_STRUCTURED_OUTPUTS: TypeAlias = Annotated[
+    Any, msgspec.Meta(description="vLLM: an object with one of json, regex, choice, grammar.")
+]
+_SCHEMA: TypeAlias = Annotated[
+    Any, msgspec.Meta(description="The JSON schema of the answer: an object, or its text.")
+]
+_REGEX: TypeAlias = Annotated[
+    Any, msgspec.Meta(description="A regular expression that the whole answer matches.")
+]
+_CHOICE: TypeAlias = Annotated[
+    Any, msgspec.Meta(description="A list of texts; the answer is one of them.")
+]
+_GRAMMAR: TypeAlias = Annotated[
+    Any, msgspec.Meta(description="The answer's grammar, in Lark's syntax or llama.cpp's EBNF.")
+]
+_TOOL_CHOICE: TypeAlias = Annotated[
+    Any,
+    msgspec.Meta(
+        description='"auto", "none", "required" or {"type": "function", "function": {"name": ...}}.'
+    ),
+]
 
 
 class Body(msgspec.Struct, kw_only=True):
@@ -61,20 +91,21 @@ class Body(msgspec.Struct, kw_only=True):
     n: Number = None
     best_of: Number = None
     rid: str | None = None
+    # The form of the answer: `grammar_fields` reads them.
+    response_format: _RESPONSE_FORMAT = None
+    structured_outputs: _STRUCTURED_OUTPUTS = None
+    guided_json: _SCHEMA = None
+    guided_regex: _REGEX = None
+    guided_choice: _CHOICE = None
+    guided_grammar: _GRAMMAR = None
+    regex: _REGEX = None
+    json_schema: _SCHEMA = None
+    ebnf: _GRAMMAR = None
     # Not supported: any value is read, and all but the ones that change nothing are refused.
     use_beam_search: Any = None
     prompt_logprobs: Any = None
     bad_words: Any = None
     allowed_token_ids: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    regex: Any = None
-    json_schema: Any = None
-    ebnf: Any = None
     structural_tag: Any = None
 
 
@@ -85,7 +116,7 @@ class ChatBody(Body, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
-    tool_choice: Any = None
+    tool_choice: _TOOL_CHOICE = None
     parallel_tool_calls: bool | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
@@ -117,9 +148,6 @@ def read_chat_body(body: bytes) -> ChatBody:
     """
     fields = decode(_chat_decoder, body)
     _refuse(fields, _UNSUPPORTED_CHAT)
-    if fields.tools and fields.tool_choice not in (None, "auto", "none"):
-        # To make a model call a tool takes constrained decoding.
-        raise _unsupported("tool_choice", 'send "auto" or "none"')
     if fields.functions:
         raise _unsupported("functions", "leave it out")
     return fields
@@ -188,24 +216,11 @@ def _is_empty(value: Any) -> bool:
     return value is False or value == "" or value == [] or value == {}
 
 
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
 _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "use_beam_search": (_is_empty, "false"),
     "prompt_logprobs": (_is_empty, "null"),
     "bad_words": (_is_empty, "null"),
     "allowed_token_ids": (_is_empty, "null"),
-    "response_format": (_is_text_format, '{"type": "text"}'),
-    "structured_outputs": (_is_empty, "null"),
-    "guided_json": (_is_empty, "null"),
-    "guided_regex": (_is_empty, "null"),
-    "guided_choice": (_is_empty, "null"),
-    "guided_grammar": (_is_empty, "null"),
-    "regex": (_is_empty, "null"),
-    "json_schema": (_is_empty, "null"),
-    "ebnf": (_is_empty, "null"),
     "structural_tag": (_is_empty, "null"),
 }
 _UNSUPPORTED_CHAT = _UNSUPPORTED | {

@@ -231,3 +231,32 @@ def tools(fields: ChatBody) -> list[dict[str, Any]]:
             where += ".function.parameters"
             raise RequestError(f"{where} must be an object: a JSON schema", param=where)
     return fields.tools or []
+
+
+def called_tools(fields: ChatBody) -> list[str]:
+    """Names of the tools of which one must be called; empty where the model may choose not to.
+
+    The tools themselves have been checked.
+    """
+    choice = fields.tool_choice
+    if choice in (None, "auto", "none"):
+        return []
+    if choice != "required" and not isinstance(choice, dict):
+        raise RequestError(
+            'tool_choice must be "auto", "none", "required" or an object that names a function',
+            param="tool_choice",
+        )
+    names = [tool["function"]["name"] for tool in fields.tools or []]
+    if not names:
+        raise RequestError("tool_choice needs tools; send some", param="tool_choice")
+    if choice == "required":
+        return names
+    function = choice.get("function")
+    named = function.get("name") if isinstance(function, dict) else None
+    if choice.get("type") != "function" or not isinstance(named, str) or named not in names:
+        raise RequestError(
+            'tool_choice must be {"type": "function", "function": {"name": NAME}} with the name of '
+            "one of the tools",
+            param="tool_choice",
+        )
+    return [named]

@@ -16,6 +16,7 @@ import msgspec
 
 from trserve.errors import RequestError
 from trserve.gateway.chat_template import normalize_messages
+from trserve.gateway.grammar_fields import Form, form_of
 from trserve.gateway.request_body import (
     MAX_NAME,
     Body,
@@ -27,6 +28,7 @@ from trserve.gateway.request_body import (
 )
 from trserve.gateway.request_values import (
     INT64_MAX,
+    called_tools,
     chat_logprobs,
     check_name,
     choices,
@@ -63,7 +65,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     probability, None for none of it; ``echo`` that the answer begins with the prompt.
     ``router_params`` joins the parameters of ``NAME:threshold=0.3`` and of ``trserve.router``, of
     which the latter win. ``timeout_s``: how many seconds the answer may take, None for any number.
-    ``tools`` are those that may be called; the template shows them to the model.
+    ``tools`` are those that may be called; the template shows them to the model. One of
+    ``called_tools`` must be, once or, with ``calls_any``, as often as the model likes; ``form`` is
+    what the answer must look like otherwise, None for anything.
     ``record`` is no member of a body: what an instance that records keeps. ``rid`` is the client's
     own name of the request, by which it can be aborted.
     """
@@ -81,6 +85,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
     tools: list[dict[str, Any]] = []
     parallel_tool_calls: bool = True
+    called_tools: list[str] = []
+    calls_any: bool = False
+    form: Form | None = None
     reasoning: Reasoning = "apart"
     add_special_tokens: bool = True
     temperature: float = 1.0
@@ -116,6 +123,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         """Answers that are wanted: ``n`` for each prompt, those of a prompt side by side."""
         return self.n * max(1, len(self.prompts))
 
+    @property
+    def constrained(self) -> bool:
+        """Whether its answers follow a grammar."""
+        return self.form is not None or bool(self.called_tools)
+
 
 def parse_chat(body: bytes, defaults: SamplingDefaults = PLAIN_DEFAULTS) -> GenerationRequest:
     """The request in a body of /v1/chat/completions; RequestError if it is not one."""
@@ -126,6 +138,8 @@ def parse_chat(body: bytes, defaults: SamplingDefaults = PLAIN_DEFAULTS) -> Gene
         chat_template_kwargs=_template_kwargs(fields),
         tools=tools(fields),
         parallel_tool_calls=flag(fields.parallel_tool_calls, default=True),
+        called_tools=called_tools(fields),
+        calls_any=fields.tool_choice == "required",
         reasoning=_reasoning(fields),
         **_ending(fields),
         add_special_tokens=flag(fields.add_special_tokens),
@@ -193,6 +207,7 @@ def common(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
         "only": extension.only,
         "timeout_s": time_limit("trserve.timeout_s", extension.timeout_s),
         "rid": fields.rid,
+        "form": form_of(fields),
     }
 
 

@@ -21,6 +21,7 @@ from trserve.gateway.answer import Answer
 from trserve.gateway.detokenizer import Detokenizer
 from trserve.gateway.dispatcher import Job
 from trserve.gateway.generation import Generation, Sink
+from trserve.gateway.grammar_requests import check_room, grammar_of
 from trserve.gateway.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -115,11 +116,16 @@ class Service:
         jobs: list[Job] = []
         for prompt in read_prompts(request, self.tokenizer, self.plan.tokenizer_size):
             seed = secrets.randbits(63) if request.seed is None else request.seed
+            reasons = self._tells_reasoning(request)
+            ends = self.plan.eos_token_ids
+            grammar = grammar_of(request, prompt, self.tokenizer, ends, reasons=reasons)
             for choice in range(request.n):
                 sink = sink_of(len(jobs), prompt)
                 meter = Meter(self.metrics, len(prompt.ids), asked, counts_prompt=not choice)
                 jobs.append(
-                    self._job(request, prompt, seed, choice, placement, router, sink, meter)
+                    self._job(
+                        request, prompt, seed, choice, placement, router, sink, meter, grammar
+                    )
                 )
         self._check_pages(jobs)
         return jobs
@@ -145,6 +151,7 @@ class Service:
         router: dict[str, float],
         sink: Sink,
         meter: Meter,
+        grammar: bytes,
     ) -> Job:
         length = len(prompt.ids)
         limit = self._limit(request, length, placement)
@@ -158,10 +165,13 @@ class Service:
             trace=request.trace,
             record=request.record,
             deadline_ns=meter.deadline_ns(request.timeout_s),
+            grammar=grammar,
         )
+        blob = encode_params(params)
+        check_room(blob, grammar, request)
         return Job(
             prompt_ids=prompt.ids,
-            params=encode_params(params),
+            params=blob,
             limit=limit,
             entry=placement.entry,
             fixed=not placement.admit,
@@ -204,12 +214,15 @@ class Service:
         self, request: GenerationRequest
     ) -> Callable[[Prompt], PartSplitter | None] | None:
         """What tells the parts of an answer's message apart, if it may have any but content."""
-        parser = self.plan.endpoint.reasoning_parser
-        knows = self.tokenizer.has_reasoning if parser == "auto" else parser != "none"
-        reasons = knows and request.reasoning != "within"
-        if request.kind != "chat" or not (request.tools or reasons):
+        reasons = self._tells_reasoning(request)
+        if not (request.tools or reasons):
             return None
         return lambda prompt: part_splitter(request, prompt.text, reasons=reasons)
+
+    def _tells_reasoning(self, request: GenerationRequest) -> bool:
+        parser = self.plan.endpoint.reasoning_parser
+        knows = self.tokenizer.has_reasoning if parser == "auto" else parser != "none"
+        return request.kind == "chat" and knows and request.reasoning != "within"
 
     def _detokenizer(self, request: GenerationRequest, context: Sequence[int]) -> Detokenizer:
         return Detokenizer(self.tokenizer, context, skip_special_tokens=request.skip_special_tokens)

@@ -193,6 +193,9 @@ def _request(
 ) -> GenerationRequest:
     try:
         shared = common(_as_completion(params, fields, ask), defaults)
+        if shared["form"] is not None:  # what is found wrong later is named as here
+            param = f"sampling_params.{shared['form'].param}"
+            shared["form"] = msgspec.structs.replace(shared["form"], param=param)
         scores = ask.tops is not None and ask.start != OUTPUT_ONLY
         limit = integer("max_tokens", params.max_new_tokens, 0 if scores else 1, INT64_MAX)
         request = GenerationRequest(

@@ -97,11 +97,17 @@ class ToolCallSplitter:
     Args:
         tools: those that may be called, as a request describes them.
         parallel: whether more than one call is shown.
+        follows: whether calls follow a grammar, so that what looks like the end of one amid its
+            JSON is a part of it.
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True) -> None:
+    def __init__(
+        self, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True, follows: bool = False
+    ) -> None:
         self._tools = tools
         self._parallel = parallel
+        self._follows = follows
+        self._before_end = ""  # of a call: what stands before an end that was none
         self._held = ""
         self._inside = False
         self._after_call = False
@@ -115,7 +121,12 @@ class ToolCallSplitter:
         while (piece := cut(self._held, END if self._inside else BEGIN)).found:
             self._held = piece.after
             if self._inside:
-                self._show_call(found, piece.before, END)
+                call = self._before_end + piece.before
+                self._before_end = ""
+                if self._follows and parse_call(call, self._tools) is None:
+                    self._before_end = call + END
+                    continue
+                self._show_call(found, call, END)
             else:
                 shown = piece.before.rstrip()
                 self._show(found, shown)
@@ -149,7 +160,7 @@ class ToolCallSplitter:
     def flush(self) -> list[str | Call]:
         """What was held back, at the end; a call that was not closed counts if it is whole."""
         found: list[str | Call] = []
-        held, self._held = self._held, ""
+        held, self._held = self._before_end + self._held, ""
         if self._inside:
             self._inside = False
             self._show_call(found, held, "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.baton import Finish
 from trserve.ipc.slab import Slab, WorkerStatus
+from trserve.workers.grammar import Grammars
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
 from trserve.workers.suspects import StepGuard
@@ -23,13 +24,20 @@ class Arrivals:
     """
 
     def __init__(
-        self, index: int, slab: Slab, table: RequestTable, routing: Routing, guard: StepGuard
+        self,
+        index: int,
+        slab: Slab,
+        table: RequestTable,
+        routing: Routing,
+        guard: StepGuard,
+        grammars: Grammars | None = None,
     ) -> None:
         self._index = index
         self._slab = slab
         self._table = table
         self._routing = routing
         self._guard = guard
+        self._grammars = grammars
         self.annotated: list[Request] = []
         table.on_arrival = self.take_in
 
@@ -41,6 +49,11 @@ class Arrivals:
                 self._slab, request.slot, first=first, tops=request.params.tops or 0
             )
             self.annotated.append(request)
+        if request.params.grammar and request.constraint is None:
+            self._guard.enter((request.slot,))
+            assert self._grammars is not None
+            request.constraint = self._grammars.constraint(request.params, request.prompt_len)
+            self._guard.leave()
         if self._routing.asks_on_arrival:
             self._guard.enter((request.slot,))
             self._ask(request)

@@ -92,10 +92,11 @@ def _create_loop(
     from trserve.router_lib.target_share import share_control
     from trserve.workers.blocks import BlockPool
     from trserve.workers.gates import create_gate
+    from trserve.workers.grammar import create_grammars
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.routing import Routing
-    from trserve.workers.sampler import Sampler
     from trserve.workers.runner import keep_tap
+    from trserve.workers.sampler import Sampler
     from trserve.workers.step import StepInputs
     from trserve.workers.step_cycle import StepCycle, StepLimits
     from trserve.workers.table import RequestTable
@@ -132,6 +133,7 @@ def _create_loop(
         tally=tally,
         recorder=_create_recorder(plan, index),
         early_prefill=plan.early_prefill == "always",
+        grammars=create_grammars(plan),
     )
     slab.workers[index].set("total_blocks", model.num_blocks)
     control.send({"type": "ready", "router_parameters": routing.describe()})
@@ -153,17 +155,17 @@ def _create_loop(
 def _create_router(plan: ServerPlan, index: int, runner: Runner) -> BaseRouter:
     from trserve.router_lib.base import RouterContext
     from trserve.workers.routing import create_router
+    from trserve.workers.runner import TorchRunner
 
     context = RouterContext(
-    from trserve.workers.runner import TorchRunner
         model=index,
         models=tuple(model.name for model in plan.models),
         tokenizer_size=plan.tokenizer_size,
         config=plan.router_config,
-    )
-    return create_router(plan.router, context)
         path=plan.models[index].path,
         embedding=runner.decoder.embedding if isinstance(runner, TorchRunner) else None,
+    )
+    return create_router(plan.router, context)
 
 
 def _create_recorder(plan: ServerPlan, index: int) -> Recorder | None:

@@ -16,6 +16,7 @@ from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.baton import BANK_SHIFT, HOP_MASK, LENGTH_SHIFT, WITHOUT_LENGTH, Finish
 from trserve.params import RequestParams
 from trserve.workers.adjustments import Adjustment
+from trserve.workers.grammar import Constraint
 from trserve.workers.states import Event, State, advance
 
 # To look up a member costs as much as to take its move.
@@ -40,6 +41,7 @@ class Request:
         peers_left: the words ``left`` of the slab, of each peer.
         pinned: whether the request never leaves this worker, whatever the router says.
         adjustment: its biases and penalties, or None where it has none.
+        constraint: where it stands in its grammar, or None where it has none.
         book: where the annotations of its tokens go, or None where none are wanted.
         end_ids: tokens that ``min_tokens`` keeps away while the row is shorter than ``min_length``;
             stop_ids: those that end the request.
@@ -60,6 +62,7 @@ class Request:
         "block_hashes",
         "block_table",
         "book",
+        "constraint",
         "end_ids",
         "extras",
         "gen",
@@ -104,6 +107,9 @@ class Request:
         self.pinned = params.pinned or not peers_left
         self.end_ids = self.sampling.eos_token_ids + self.sampling.stop_token_ids
         self.stop_ids = frozenset(() if self.sampling.ignore_eos else self.end_ids)
+        self.constraint: Constraint | None = None
+        if params.grammar:  # an end that is drawn although it is ignored is all that was left
+            self.stop_ids |= frozenset(self.sampling.eos_token_ids)
         self.adjustment = Adjustment.of(self.sampling, prompt_len)
         self.book: AnnotationBook | None = None
         self.prompt_len = prompt_len

@@ -37,7 +37,9 @@ class RowSampling:
 
     ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 mean off; ``positions`` are those of the tokens
     to be drawn. ``banned`` lists (row, token ids) that must not be chosen: end tokens before
-    ``min_tokens``. ``adjustments`` lists (row, biases and penalties), up to date with the row.
+    ``min_tokens``. ``forbidden`` lists (row, which ids its grammar does not let follow, bool [K]);
+    what is beyond K is forbidden too. ``adjustments`` lists (row, biases and penalties), up to date
+    with the row.
     ``drawn`` are the rows that are not greedy, in order, where somebody has worked them out.
     """
 
@@ -49,6 +51,7 @@ class RowSampling:
     positions: npt.NDArray[np.integer]
     banned: Sequence[tuple[int, Sequence[int]]] = ()
     adjustments: Sequence[tuple[int, Adjustment]] = ()
+    forbidden: Sequence[tuple[int, npt.NDArray[np.bool_]]] = ()
     drawn: _Int64Array | None = None
 
 
@@ -68,10 +71,10 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: RowSampling) -> _Int64Array:
         """One token per row, int64 [B]; ``logits`` (float32 [B, V]) stays as it is.
 
-        Biases and penalties come first, the ban of tokens between them. Greedy rows take the arg
-        max, the lowest index where several are equal. Other rows take the first index at which the
-        cumulative sum, in vocabulary order and float64, of the
-        filtered ``softmax(logits / temperature)`` exceeds uniform times its total. The filters
+        Biases and penalties come first, the bans of tokens and of grammars between them. Greedy
+        rows take the arg max, the lowest index where several are equal. Other rows take the first
+        index at which the cumulative sum, in vocabulary order and float64, of the filtered
+        ``softmax(logits / temperature)`` exceeds uniform times its total. The filters
         are applied in the order ``top_k``, ``top_p``, ``min_p``, each to what the one before has
         left; a token whose probability equals the last one kept is kept too.
 
@@ -79,7 +82,7 @@ class Sampler:
         """
         # numpy, because on the CPU it shares the memory and its small operations cost a third.
         array: npt.NDArray[np.float32] = logits.numpy(force=True)
-        if rows.banned or rows.adjustments:
+        if rows.banned or rows.adjustments or rows.forbidden:
             array = _adjusted(array, rows)
         tokens = self.largest(array)
         count = len(tokens)
@@ -156,11 +159,15 @@ class Sampler:
 
 
 def _adjusted(logits: npt.NDArray[np.float32], rows: RowSampling) -> npt.NDArray[np.float32]:
-    """A copy of ``logits`` with biases, then the ban of tokens, then penalties applied."""
+    """A copy of ``logits`` with biases, then the bans of tokens, then penalties applied."""
     logits = logits.copy()
     add_biases(logits, rows.adjustments)
     for row, ids in rows.banned:
         logits[row, list(ids)] = -np.inf
+    for row, forbidden in rows.forbidden:
+        known = min(len(forbidden), logits.shape[1])
+        np.copyto(logits[row, :known], -np.inf, where=forbidden[:known])
+        logits[row, known:] = -np.inf
     penalise(logits, rows.adjustments)
     return logits
 

@@ -22,6 +22,7 @@ from trserve.sched.batching import choose_step
 from trserve.workers.annotating import annotate, write_scores
 from trserve.workers.arrivals import Arrivals
 from trserve.workers.early_prefill import EarlyPrefill
+from trserve.workers.grammar import Grammars
 from trserve.workers.load_words import LoadWords
 from trserve.workers.memory import Plan, fit_to_memory
 from trserve.workers.outcomes import Outcomes
@@ -61,6 +62,7 @@ class StepCycle:
             those that have nothing else to do.
         tally: where it is summed up where requests went.
         recorder: keeps what was computed for each sampled token, if anybody asked for that.
+        grammars: makes the constraints of requests that have a grammar.
 
     Attributes:
         width: rows of the last turn's step if none of them was a prompt's, else 0.
@@ -81,6 +83,7 @@ class StepCycle:
         tally: TallyWriter,
         recorder: Recorder | None = None,
         early_prefill: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         self._index = index
         self._slab = slab
@@ -106,7 +109,7 @@ class StepCycle:
         self._version_before = -1  # the table's, at the last step that was chosen
         self._unchanged = 0  # steps chosen since that moved
         self._steady: SteadyRows | None = None
-        self._arrivals = Arrivals(index, slab, table, routing, self._guard)
+        self._arrivals = Arrivals(index, slab, table, routing, self._guard, grammars)
         self._outcomes = Outcomes(table, routing, tally)
 
     @property

@@ -1,0 +1,173 @@
+"""From the form that a request wants to the grammar that workers follow, checked.
+
+A grammar covers a whole answer: reasoning that may come first, calls of tools, and what the form
+says. It is checked here, before a slot is taken, with the library that follows it later, over
+single bytes instead of a tokenizer's ids. The library is loaded for the first request that needs
+it. Knows no requests, no tokens and no slab.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from trserve.errors import RequestError
+from trserve.gateway.grammar_fields import Form
+from trserve.gateway.reasoning import Reasons
+from trserve.gateway.tool_calls import BEGIN, END
+from trserve.params import pack_grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+INSTALL: Final = "pip install trserve[structured]"
+BLANKS: Final = r"[ \t]{1,32}|(\r?\n){1,2}[ \t]{0,32}"
+"""White space between two tokens of JSON: without a bound, a model may write it for ever."""
+
+_KEPT: Final = 64
+_MAX_MESSAGE: Final = 300
+_THINK_END: Final = "</think>"
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """One that may be called; ``schema`` is the text of its parameters' schema."""
+
+    name: str
+    schema: str
+    param: str
+    lenient: bool
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """All that decides a grammar.
+
+    ``tools``: those that may be called instead of an answer in ``form``, or must be where there is
+    none; ``repeats``: one call may follow the other.
+    """
+
+    form: Form | None
+    tools: tuple[Tool, ...]
+    repeats: bool
+    reasons: Reasons
+
+
+@lru_cache(_KEPT)
+def compiled(wanted: Wanted) -> bytes:
+    """The grammar of the answers that are ``wanted``, packed.
+
+    Raises:
+        RequestError: the library is missing, or the grammar is none; ``param`` names whose fault.
+    """
+    param = "tool_choice" if wanted.form is None else wanted.form.param
+    _require_library(param)
+    parts: dict[str, dict[str, Any]] = {}
+    for number, tool in enumerate(wanted.tools):
+        parts[f"call{number}"] = _json_part(tool.schema, tool.param, lenient=tool.lenient)
+    if wanted.form is not None:
+        parts["answer"] = _form_part(wanted.form)
+    entries = [{"name": name, **part} for name, part in parts.items()]
+    if wanted.tools or wanted.reasons != "never":
+        entries.insert(0, {"name": "whole", "lark_grammar": _whole(wanted)})
+    text = json.dumps({"grammars": entries}, ensure_ascii=False)
+    _check(text, param)
+    return pack_grammar(text)
+
+
+def _require_library(param: str) -> None:
+    try:
+        import llguidance  # noqa: F401
+    except ImportError as error:
+        raise RequestError(
+            f"{param} needs constrained decoding, which is not installed; on the server: {INSTALL}",
+            param=param,
+        ) from error
+
+
+def _form_part(form: Form) -> dict[str, Any]:
+    if form.kind == "json":
+        return _json_part(form.source, form.param, lenient=form.lenient)
+    part = {"lark_grammar": _lark(form)}
+    _check(json.dumps({"grammars": [part]}), form.param)
+    return part
+
+
+def _lark(form: Form) -> str:
+    if form.kind == "choice":
+        return "start: " + " | ".join(map(json.dumps, json.loads(form.source)))
+    from llguidance import LLMatcher, grammar_from
+
+    if form.kind == "regex":
+        made = json.loads(LLMatcher.grammar_from_regex(form.source))
+        return str(made["grammars"][0]["lark_grammar"])
+    try:
+        return grammar_from("grammar", form.source)
+    except ValueError as error:
+        raise _refusal(str(error), form.param) from error
+
+
+def _json_part(schema: str, param: str, *, lenient: bool) -> dict[str, Any]:
+    from llguidance import LLMatcher
+
+    options: Any = {"whitespace_pattern": BLANKS, "lenient": lenient}
+    try:
+        made = json.loads(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+    except ValueError as error:
+        raise _refusal(str(error), param) from error
+    part = {"json_schema": made["grammars"][0]["json_schema"]}
+    _check(json.dumps({"grammars": [part]}), param)
+    return part
+
+
+def _whole(wanted: Wanted) -> str:
+    """The answer's parts, in Lark's syntax."""
+    bodies = ["@answer"] if wanted.form is not None else []
+    rules = []
+    if wanted.tools:
+        bodies.append("calls")
+        calls = 'call ("\\n" call)*' if wanted.repeats else "call"
+        names = " | ".join(f"call{number}" for number in range(len(wanted.tools)))
+        begin, end = json.dumps(BEGIN + "\n"), json.dumps("\n" + END)
+        rules += [f"calls: {calls}", f"call: {begin} ({names}) {end}"]
+        rules += [_call(tool, number) for number, tool in enumerate(wanted.tools)]
+    start = "(" + " | ".join(bodies) + ")"
+    if wanted.reasons != "never":
+        begin = "" if wanted.reasons == "already" else '"<think>" '
+        rules += [f'reasoning[lazy]: {begin}/(.|\\n)*/ "{_THINK_END}"', "BLANKS: /[ \\n]{0,4}/"]
+        thought = "reasoning BLANKS"
+        start = f"{thought} {start}" if wanted.reasons == "already" else f"({thought})? {start}"
+    return "\n".join(["%llguidance {}", f"start: {start}", *rules]) + "\n"
+
+
+def _call(tool: Tool, number: int) -> str:
+    """As the templates of Hermes and Qwen show calls, to the space."""
+    head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
+    return f'call{number}: {head} @call{number} "}}"'
+
+
+# ---- checks ----
+
+
+@cache
+def _bytes_for_ids() -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+def _check(grammar: str, param: str) -> None:
+    """RequestError if ``grammar`` is none, or nothing can be written by it."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(_bytes_for_ids(), grammar, log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # shows that the first step keeps within the library's limits
+    if matcher.is_error():
+        raise _refusal(matcher.get_error(), param)
+
+
+def _refusal(reason: str, param: str) -> RequestError:
+    reason = " ".join(reason.partition("<state>")[0].split())[:_MAX_MESSAGE]
+    return RequestError(f"{param} cannot be followed: {reason}", param=param)
