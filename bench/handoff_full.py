@@ -35,11 +35,11 @@ import numpy as np
 from bench.common import Row
 from bench.handoff_stamps import (
     StampedConsumer,
-    StampedCycle,
     StampedProducer,
-    StampedRunner,
     Stamps,
     create_router,
+    stamp_cycle,
+    stamp_runner,
 )
 from bench.placement import Placement, placements
 from trserve.gateway.slots import Slot, SlotTable
@@ -119,12 +119,14 @@ def _create_loop(
     table = RequestTable(slab, outbox, pool, index)
     table.trace = WorkerTrace(TraceWriter(slab.trace_words(index)))
     tally = TallyWriter(slab, index)
+    runner = TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size)
+    stamp_runner(runner, stamps)
     cycle = StepCycle(
         index=index,
         slab=slab,
         table=table,
         routing=Routing(create_router(index, spec.vocab_size, stamps)),
-        runner=StampedRunner(TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size), stamps),
+        runner=runner,
         sampler=Sampler(index),
         inputs=StepInputs(
             max_tokens=MAX_STEP_TOKENS,
@@ -135,6 +137,7 @@ def _create_loop(
         limits=StepLimits(64, MAX_STEP_TOKENS),
         tally=tally,
     )
+    stamp_cycle(cycle, stamps)
     gate = WorkerGate(slab, index, shared.bells, thresholds=ThresholdTable.eager(2), max_rows=64)
 
     def publish() -> None:
@@ -153,7 +156,7 @@ def _create_loop(
         table=table,
         tally=tally,
         gate=gate,
-        cycle=StampedCycle(cycle, stamps),  # type: ignore[arg-type]
+        cycle=cycle,
         publish=publish,
         trace=table.trace,
     )

@@ -53,7 +53,7 @@ class StampedProducer(RingProducer):
         self._stamps = stamps
 
     def push(self, descriptors: Sequence[Descriptor]) -> bool:
-        pushed, now = super().push(descriptors), time.monotonic_ns()
+        pushed, now = RingProducer.push(self, descriptors), time.monotonic_ns()
         stamps = self._stamps
         if (key := stamps.key_of(descriptors)) is not None:
             stamps.sent[key] = (stamps.decided, stamps.flushing, now)
@@ -69,45 +69,37 @@ class StampedConsumer(RingConsumer):
 
     def overflowed(self) -> bool:
         self._stamps.woken = time.monotonic_ns()  # the first that a woken loop asks
-        return super().overflowed()
+        return RingConsumer.overflowed(self)
 
     def drain(self) -> list[Descriptor]:
-        found = super().drain()
+        found = RingConsumer.drain(self)
         if len(found) == self._stamps.batch:
             self._stamps.drained = found
         return found
 
 
-class StampedCycle:
-    """Notes when everything was taken in."""
+def stamp_cycle(cycle: Any, stamps: Stamps) -> None:
+    """Have a ``StepCycle`` note when everything was taken in."""
+    run = cycle.run
 
-    def __init__(self, cycle: Any, stamps: Stamps) -> None:
-        self._cycle = cycle
-        self._stamps = stamps
+    def stamped(now_ns: int) -> None:
+        if stamps.drained and not stamps.received:
+            stamps.received = time.monotonic_ns()
+        run(now_ns)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cycle, name)
-
-    def run(self, now_ns: int) -> None:
-        if self._stamps.drained and not self._stamps.received:
-            self._stamps.received = time.monotonic_ns()
-        self._cycle.run(now_ns)
+    cycle.run = stamped
 
 
-class StampedRunner:
-    """Notes when a step is ready to be computed."""
+def stamp_runner(runner: Any, stamps: Stamps) -> None:
+    """Have a ``TorchRunner`` note when a step is ready to be computed."""
+    forward = runner.forward
 
-    def __init__(self, runner: Any, stamps: Stamps) -> None:
-        self._runner = runner
-        self._stamps = stamps
+    def stamped(*inputs: Any) -> Any:
+        if stamps.drained and not stamps.scheduled:
+            stamps.scheduled = time.monotonic_ns()
+        return forward(*inputs)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def forward(self, *inputs: Any) -> Any:
-        if self._stamps.drained and not self._stamps.scheduled:
-            self._stamps.scheduled = time.monotonic_ns()
-        return self._runner.forward(*inputs)
+    runner.forward = stamped
 
 
 def create_router(index: int, vocab_size: int, stamps: Stamps) -> BaseRouter:

@@ -162,7 +162,7 @@ class StandIn:
         extras = extras._replace(
             stored_ns=now, pending_ns=extras.pending_ns + away, empty=False, length=baton.length
         )
-        write_extras(slab.extras(slot, bank), extras)
+        write_extras(slab.extras(slot, bank), *extras)
         slab.left[baton.owner][slot] = baton.length
         slab.sent[slot] |= 1 << worker
         store_fence()

@@ -115,7 +115,7 @@ def test_usage_adds_up() -> None:
         row = Row(w, ListSink())
         row.advance("AB")
         row.hop, row.bank = 3, 1
-        write_extras(w.slab.extras(row.slot.index, 1), Extras(0, 2_500_000, False, 5))
+        write_extras(w.slab.extras(row.slot.index, 1), 0, 2_500_000, False, 5)
         row.advance("CDE", Finish.LENGTH, source=1)
         usage = row.sink.usage()
         assert usage["prompt_tokens"] == 3
@@ -140,8 +140,8 @@ def test_extras_are_those_of_a_bank_that_did_not_change(monkeypatch: pytest.Monk
     with world() as w:
         row = Row(w, ListSink(), stops=("B",))
         bank = lambda n: w.slab.extras(row.slot.index, n)  # noqa: E731
-        write_extras(bank(0), Extras(0, 1_000_000, False, 3))
-        write_extras(bank(1), Extras(0, 7_000_000, False, 3))
+        write_extras(bank(0), 0, 1_000_000, False, 3)
+        write_extras(bank(1), 0, 7_000_000, False, 3)
         word = row.write("AB")
         reads = []
 

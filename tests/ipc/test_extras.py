@@ -22,7 +22,7 @@ EXTRAS = st.builds(
 @given(EXTRAS)
 def test_what_is_written_is_read(extras: Extras) -> None:
     bank = memoryview(bytearray(80))
-    write_extras(bank, extras)
+    write_extras(bank, *extras)
     found = read_extras(bank)
     assert found.router == extras.router.ljust(64, b"\0")
     assert found.pending_ns // 1000 == extras.pending_ns // 1000
@@ -35,7 +35,7 @@ def test_what_is_written_is_read(extras: Extras) -> None:
 
 def test_a_pending_time_past_its_bits_is_the_longest_there_is() -> None:
     bank = memoryview(bytearray(80))
-    write_extras(bank, Extras(0, 10**18, True, 77))
+    write_extras(bank, 0, 10**18, True, 77)
     assert read_extras(bank).length == 77
     assert read_extras(bank).empty
     assert read_extras(bank).pending_ns > 9 * 3600 * 10**9
@@ -44,7 +44,7 @@ def test_a_pending_time_past_its_bits_is_the_longest_there_is() -> None:
 def test_more_router_bytes_than_fit_are_refused() -> None:
     bank = memoryview(bytearray(80))
     with pytest.raises(ValueError, match="64"):
-        write_extras(bank, Extras(0, 0, False, 1, b"x" * 65))
+        write_extras(bank, 0, 0, False, 1, b"x" * 65)
     assert bytes(bank) == bytes(80)
 
 
@@ -53,7 +53,7 @@ def test_banks_and_slots_are_apart() -> None:
         slab = shared.slab()
         for slot in range(2):
             for bank in range(2):
-                write_extras(slab.extras(slot, bank), Extras(slot, bank, False, 10, b"%d" % slot))
+                write_extras(slab.extras(slot, bank), slot, bank, False, 10, b"%d" % slot)
         for slot in range(2):
             for bank in range(2):
                 found = read_extras(slab.extras(slot, bank))

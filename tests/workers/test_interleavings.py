@@ -32,7 +32,7 @@ from trserve.gateway import slots as slots_module
 from trserve.gateway.slots import SlotTable
 from trserve.ipc import publish
 from trserve.ipc.baton import WITHOUT_LENGTH, Finish, SlotState, pack, unpack
-from trserve.ipc.extras import Extras, write_extras
+from trserve.ipc.extras import write_extras
 from trserve.ipc.layout import EPOCH_WORD, EXTRAS_BYTES
 from trserve.ipc.slab import Slab
 from trserve.workers import table as table_module
@@ -82,7 +82,7 @@ def exchange(real: Slab, limit: int, **options: Any) -> Explorer:
     real.prompt_len[0], real.limit[0] = len(prompt), limit
     start: Memory = {("tokens", at): value for at, value in enumerate(prompt)}
     bank = bytearray(EXTRAS_BYTES)
-    write_extras(memoryview(bank), Extras(1, 0, empty=False, length=len(prompt)))
+    write_extras(memoryview(bank), 1, 0, empty=False, length=len(prompt))
     start |= {
         ("gen", 0): 1,
         ("sent", 0): 1,

@@ -18,7 +18,7 @@ import numpy as np
 
 from trserve.errors import RequestError
 from trserve.ipc.baton import Finish, SlotState, pack, unpack
-from trserve.ipc.extras import Extras, write_extras
+from trserve.ipc.extras import write_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import PARAMS_BYTES, pages_for
 from trserve.ipc.publish import Outbox
@@ -152,7 +152,7 @@ class SlotTable:
             slab.page_table[slot, :pages] = held
             slab.pages[held[0], 0] = 0  # nothing of the prompt is scored
         now = time.monotonic_ns()
-        write_extras(slab.extras(slot, 0), Extras(now, 0, empty=False, length=length))
+        write_extras(slab.extras(slot, 0), now, 0, empty=False, length=length)
         self._outbox.store_baton(slot, pack(length, entry, SlotState.LIVE, Finish.NONE, 0, 0))
         self._outbox.send(entry, Descriptor(Kind.RUN, slot, gen, 0))
         for worker in expecting:

@@ -39,12 +39,15 @@ class Extras(NamedTuple):
     router: bytes = b""
 
 
-def write_extras(bank: memoryview, extras: Extras) -> None:
-    """Fill an inactive bank; ``extras.router`` fits its 64 bytes, zero-padded."""
-    stored_ns, pending_ns, empty, length, router = extras
+def write_extras(
+    bank: memoryview, stored_ns: int, pending_ns: int, empty: bool, length: int, router: bytes = b""
+) -> None:
+    """Fill an inactive bank with what :class:`Extras` names; ``router`` is zero-padded."""
     if len(router) > ROUTER_EXTRAS_BYTES:
         raise ValueError(f"extras of {len(router)} bytes; {ROUTER_EXTRAS_BYTES} at most")
-    pending_us = min(pending_ns // 1000, _MAX_PENDING_US)
+    pending_us = pending_ns // 1000
+    if pending_us > _MAX_PENDING_US:
+        pending_us = _MAX_PENDING_US
     packed = pending_us << _PENDING_SHIFT | length << 1 | empty
     bank[:] = _BANK.pack(stored_ns, packed, router)
 

@@ -50,7 +50,9 @@ def choose_step(
     total = 0
     # A short row is never cut, so each must fit a step whose reserve is taken, or it would never
     # run; in a step too small for that, every row is long and first come is first served.
-    longest_short = min(SHORT_SUFFIX, max_tokens - _reserve(max_tokens))
+    longest_short = SHORT_SUFFIX
+    if max_tokens < 2 * SHORT_SUFFIX:
+        longest_short = min(SHORT_SUFFIX, max_tokens - _reserve(max_tokens))
     for request in runnable:
         tokens = request.remaining
         if tokens <= longest_short:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trserve.ipc.baton import Finish
-from trserve.ipc.doorbell import silence
 from trserve.ipc.links import LinkReceiver
 from trserve.ipc.rings import Kind
 from trserve.ipc.tally import TallyWriter
@@ -28,6 +27,7 @@ from trserve.workers.tracing import WorkerTrace
 
 log = logging.getLogger(__name__)
 BELT_S: Final = 1.0
+_PREFILL: Final = Kind.PREFILL
 NOTE_AFTER_S: Final = 0.01
 """A worker that falls idle for less than this says what it did in its next step. Later than the
 kernel's next tick: to set a timer before it takes longer than all that is said."""
@@ -81,8 +81,14 @@ class WorkerLoop:
         self._recount_due = False
         self._sleep_s = BELT_S
         self.belt_finds = 0
+        # Of steps: rows if none of them was a prompt's, rows, begin and end; until nobody waits.
+        self._uncounted: list[tuple[int, int, int, int]] = []
+        cycle.on_note = self._count
         self._poller = select.epoll()
-        for fd in (bell, control_fd, launcher_fd):
+        # The bell is never read: a poll says once that it rang since the one before, and what is
+        # published from then on rings again.
+        self._poller.register(bell, select.EPOLLIN | select.EPOLLET)
+        for fd in (control_fd, launcher_fd):
             self._poller.register(fd, select.EPOLLIN)
 
     def run(self) -> None:
@@ -99,7 +105,9 @@ class WorkerLoop:
     def turn(self) -> bool:
         """One iteration; False once the loop is to end."""
         busy = bool(self._table.runnable or self._table.ahead)
-        timeout = min(self._wait_s, self._sleep_s) if busy else self._sleep_s
+        timeout = self._sleep_s
+        if busy and self._wait_s < timeout:
+            timeout = self._wait_s
         events = self._poller.poll(timeout)
         self._recount_due |= busy
         if len(events) == 1 and events[0][0] == self._bell:
@@ -138,17 +146,18 @@ class WorkerLoop:
         self._publish()
         gate.rest(len(table.runnable))
         if steps:
-            self._count(now_ns)
+            self._uncounted.append((cycle.width, cycle.rows, now_ns, time.monotonic_ns()))
         return steps
 
-    def _count(self, began_ns: int) -> None:
-        """Note the step that has just ended."""
-        ended = time.monotonic_ns()
-        if width := self._cycle.width:
-            self._tally.took(width, ended - began_ns)
-            self._gate.note_step(ended - began_ns)
-        if self._trace is not None:
-            self._trace.step(self._cycle.rows, began_ns, ended)
+    def _count(self) -> None:
+        """Note the steps that have ended."""
+        for width, rows, began, ended in self._uncounted:
+            if width:
+                self._tally.took(width, ended - began)
+                self._gate.note_step(ended - began)
+            if self._trace is not None:
+                self._trace.step(rows, began, ended)
+        self._uncounted.clear()
 
     def _note(self) -> None:
         """Say in the slab what was done; nobody waits for it."""
@@ -171,8 +180,7 @@ class WorkerLoop:
         return True
 
     def _take_in(self, *, by_belt: bool) -> None:
-        # Silenced before the rings are drained: what is published from here on rings again.
-        missed = not silence(self._bell) and by_belt
+        missed = by_belt and not self._rang()
         if self._table.outdated:
             self._rescan()
         for ring in self._rings:
@@ -183,10 +191,14 @@ class WorkerLoop:
                 if missed:
                     self.belt_finds += 1
                     log.warning("the belt found %s: a doorbell was missed", descriptor)
-                if descriptor.kind is Kind.PREFILL:
+                if descriptor.kind is _PREFILL:
                     self._table.expect(descriptor.slot, descriptor.gen)
                 else:
                     self._table.sync(descriptor.slot, descriptor.gen)
+
+    def _rang(self) -> bool:
+        """Whether the bell rang since the last poll."""
+        return any(fd == self._bell for fd, _ in self._poller.poll(0))
 
     def _rescan(self) -> None:
         self._table.rescan()

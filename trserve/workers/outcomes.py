@@ -57,8 +57,8 @@ class Outcomes:
                 self._leave(request, token, destination)
             else:
                 self._apply(request, token, destination)
-        stayed = len(requests) - self._gone
-        self._tally.stayed(stayed, stayed)
+        if stayed := len(requests) - self._gone:
+            self._tally.stayed(stayed, stayed)
 
     def _apply(self, request: Request, token: int, destination: int | None) -> None:
         """Of any row; what most rows of most steps need is done by :meth:`apply`."""

@@ -17,11 +17,12 @@ from trserve.ipc.baton import BANK_SHIFT, HOP_MASK, LENGTH_SHIFT, WITHOUT_LENGTH
 from trserve.params import RequestParams
 from trserve.workers.adjustments import Adjustment
 from trserve.workers.grammar import Constraint
-from trserve.workers.states import Event, State, advance
+from trserve.workers.states import TRANSITIONS, Event, State, advance
 
 # To look up a member costs as much as to take its move.
 _CAME_BACK: Final = Event.CAME_BACK
 _CAME_BACK_EMPTY: Final = Event.CAME_BACK_EMPTY
+_move: Final = TRANSITIONS.get
 
 
 class Request:
@@ -211,7 +212,7 @@ class Request:
         """Why the request is over with ``token``, which was just committed; None if it goes on."""
         if token in self.stop_ids:
             return Finish.STOP
-        return Finish.LENGTH if self.full else None
+        return Finish.LENGTH if self.length >= self.limit else None
 
     def token_bytes(self, start: int, stop: int) -> bytes:
         """The committed tokens from ``start`` to ``stop``, int32."""
@@ -219,7 +220,8 @@ class Request:
 
     def move(self, event: Event) -> None:
         """Take ``event``. Raises ValueError for an illegal move."""
-        self.state = advance(self.state, event)
+        # The table has no state that is 0; where it has none at all, ``advance`` says so.
+        self.state = _move((self.state, event)) or advance(self.state, event)
 
     def take_baton(self, word: int, arrival_length: int, now_ns: int) -> None:
         """Note what a baton word that names this worker says.

@@ -64,7 +64,7 @@ class Routing:
     def __init__(self, router: BaseRouter, control: ShareControl | None = None) -> None:
         self.router = router
         self._control = control
-        self._num_peers = len(router.peers)
+        self._valid = frozenset(range(1 + len(router.peers)))
         self._names = [parameter.name for parameter in router.parameters]
         # What the default says needs no request, and no view of its row.
         self._says_by_default = (router.model != 0, b"")
@@ -126,10 +126,9 @@ class Routing:
         found = list(map(index, answer))
         if len(found) != len(result.requests):
             raise ValueError(f"route returned {len(found)} rows for {len(result.requests)}")
-        least, most = min(found), max(found)
-        if least < 0 or most > self._num_peers:
-            wrong = least if least < 0 else most
-            raise ValueError(f"route returned {wrong!r}; 0 to {self._num_peers} are valid")
+        if not self._valid.issuperset(found):
+            wrong = next(number for number in found if number not in self._valid)
+            raise ValueError(f"route returned {wrong!r}; 0 to {len(self._valid) - 1} are valid")
         return found
 
     def _ask_alone(self, result: StepResult) -> int | None:

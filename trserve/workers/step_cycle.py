@@ -6,8 +6,9 @@ means for its request. Knows no rings, sockets or processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Final
 
 import numpy as np
@@ -65,6 +66,7 @@ class StepCycle:
         grammars: makes the constraints of requests that have a grammar.
 
     Attributes:
+        on_note: called by :meth:`note`, for what else is to be said then.
         width: rows of the last turn's step if none of them was a prompt's, else 0.
         has_rest: whether the last step left a request in the middle of its prompt or suffix.
     """
@@ -94,6 +96,7 @@ class StepCycle:
         self._inputs = inputs
         self._limits = limits
         self._tally = tally
+        self.on_note: Callable[[], None] = _nothing_more
         self.width = 0
         self.has_rest = False
         self._recorder = recorder
@@ -131,6 +134,8 @@ class StepCycle:
         if early:
             self._steady = None  # its inputs are overwritten
             self._early.run(self._guard)
+            now_ns = monotonic_ns()
+        self._runner.began_ns = now_ns
         steady = self._steady
         if steady is not None and steady.version == self._table.version and steady.take_blocks():
             noteworthy = steady.starts_blocks
@@ -153,6 +158,7 @@ class StepCycle:
 
     def note(self) -> None:
         """Say what there is after a step that changed it; called when nobody waits for that."""
+        self.on_note()
         if self._table.trace is not None:
             self._table.trace.write()
         if self._unnoted:
@@ -265,9 +271,9 @@ class StepCycle:
 
     def _forward(self, plan: Plan) -> ForwardOutput:
         arrivals = self._arrivals
-        arrivals.annotated = [request for request in arrivals.annotated if not request.finished]
         if not arrivals.annotated:
             return self._runner.forward(self._inputs)
+        arrivals.annotated = [request for request in arrivals.annotated if not request.finished]
         scores = PromptScores(plan)
         if not len(scores.tokens):
             return self._runner.forward(self._inputs)
@@ -307,13 +313,17 @@ class StepCycle:
             params=self._routing.parameter_tensors(requests),
             requests=requests,
             is_prefill=torch.from_numpy(np.array(prefill)),
+            tap=output.tap,
         )
         if any(request.params.trace for request in self._arrivals.annotated):
             write_scores(requests, self._routing.scores(result) or ())
         return self._routing.destinations(result)
 
 
-            tap=output.tap,
+def _nothing_more() -> None:
+    """Nothing else is to be said."""
+
+
 def _rows(output: ForwardOutput, rows: list[int], total: int) -> ForwardOutput:
     if len(rows) == total:
         return output

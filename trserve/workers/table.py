@@ -17,6 +17,7 @@ import numpy as np
 from trserve.ipc.baton import (
     BANK_SHIFT,
     HOP_MASK,
+    LENGTH_SHIFT,
     OWNER_AND_STATE,
     Finish,
     SlotState,
@@ -25,7 +26,7 @@ from trserve.ipc.baton import (
     pack,
     unpack,
 )
-from trserve.ipc.extras import Extras, read_extras, write_extras
+from trserve.ipc.extras import read_extras, write_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import EPOCH_WORD
 from trserve.ipc.publish import Outbox
@@ -80,6 +81,7 @@ class RequestTable:
         # a second hint at a request that just ended must not bring it back.
         self._closed = list(slab.closed[index])
         self._left = slab.left[index]
+        self._sent = slab.sent
         self._cancel_vector = np.frombuffer(slab.cancel, np.int64)
         self._header = slab.header
         self._epoch = -1
@@ -230,11 +232,13 @@ class RequestTable:
         """
         slot, hop = request.slot, request.hop + 1
         now = self._write_extras(request, router_extras, empty=empty)
-        self._slab.sent[slot] |= 1 << model
-        self._left[slot] = request.length
-        self._outbox.store_baton(slot, hand_over(request.word, model, hop))
+        length = request.length
+        self._sent[slot] |= 1 << model
+        self._left[slot] = length
+        word = request.base_word | length << LENGTH_SHIFT
+        self._outbox.store_baton(slot, hand_over(word, model, hop))
         self._outbox.send(model, _new(Descriptor, (_RUN, slot, request.gen, hop)))
-        request.visible = request.length
+        request.visible = length
         request.move(_HANDED_OFF)
         self.version += 1
         self.runnable.pop(slot, None)
@@ -265,8 +269,8 @@ class RequestTable:
         now, pending = time.monotonic_ns(), request.pending_ns
         if self._index:
             pending += now - request.last_store_ns
-        extras = _new(Extras, (now, pending, empty, request.length, router_extras))
-        write_extras(request.banks[request.bank ^ 1], extras)
+        bank = request.banks[request.bank ^ 1]
+        write_extras(bank, now, pending, empty, request.length, router_extras)
         return now
 
     def _close(self, slot: int, gen: int, request: Request | None) -> None:
