@@ -8,7 +8,7 @@ SHELL := /bin/bash
 ARGS ?=
 PIP_ARGS ?=
 
-.PHONY: setup serve test test-all lint bench demo-models demo-routers clean
+.PHONY: setup serve test test-all lint bench clients demo-models demo-routers clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,13 @@ bench: $(STAMP)
 	$(BIN)/python -m bench.startup --quick
 	$(BIN)/python -m bench.pareto --quick
 
+# Third-party clients that are too large for `test`, each in an environment of its own under
+# .clients/ (5 GB in all, from the package indexes; some need Node 20). ARGS names some of them.
+clients: $(STAMP)
+	@mkdir -p docs/results
+	@set -o pipefail; $(BIN)/python -m tests.clients_heavy $(ARGS) | \
+	  tee $(if $(ARGS),/dev/null,docs/results/clients.txt)
+
 demo-models: $(STAMP)
 	$(BIN)/python -m trserve.demo.train $(ARGS)
 
@@ -47,4 +54,4 @@ demo-routers: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m trserve.training.demo $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
