@@ -91,6 +91,73 @@ def test_the_share_is_within_two_points_after_2000_tokens(router, target, visit,
     assert abs(np.mean(windows) - target) < 0.005 + 0.02 * target
 
 
+class Crowd(Process):
+    """64 requests, many of which are at the other model at any time; only what is written counts.
+
+    The other model takes all that wait, once every few steps of the first one's, and writes one
+    token for each. Answers begin with easy tokens and differ in length and in how hard they are.
+    """
+
+    def __init__(self, router: type[BaseRouter], target: float, seed: int):
+        super().__init__(router, target, 1.0)
+        self.rng = np.random.default_rng(seed)
+        self.usual = 0.03
+        self.requests = [self.begin(rid) for rid in range(64)]
+        self.waiting: list[SimpleNamespace] = []
+        self.steps = 0
+        self.last = 64
+
+    def begin(self, rid: int) -> SimpleNamespace:
+        size, hard = int(self.rng.integers(30, 70)), float(self.rng.beta(2, 2))
+        params = SimpleNamespace(router={})
+        return SimpleNamespace(params=params, rid=rid, left=size, size=size, hard=hard)
+
+    def score(self, request: SimpleNamespace) -> float:
+        mean = 0.05 if request.left > 0.75 * request.size else 0.02 + 0.35 * request.hard
+        return float(self.rng.beta(0.4, 0.4 * (1 - mean) / mean))
+
+    def step(self) -> torch.Tensor:
+        values = torch.full((len(self.requests),), self.usual)
+        if self.requests:
+            scores = [self.score(request) for request in self.requests]
+            result = StepResult(None, None, None, {self.control.name: values}, self.requests, None)
+            self.control.adjust(result, lambda asked: scores)
+            leaves = (np.array(scores) > values.numpy()).tolist()
+            self.control.note(result, leaves)
+            pairs = list(zip(self.requests, leaves, strict=True))
+            self.waiting += [request for request, leaving in pairs if leaving]
+            kept = [request for request, leaving in pairs if not leaving]
+            self.words[0][[0, 2]] += len(kept)
+            self.words[0][1] += len(pairs) - len(kept)
+            self.requests = self.written(kept)
+        self.steps += 1
+        if self.steps % 3 == 0:
+            self.words[1][2] += len(self.waiting)
+            self.requests += self.written(self.waiting)
+            self.waiting = []
+        return values
+
+    def written(self, requests: list[SimpleNamespace]) -> list[SimpleNamespace]:
+        """One token on; whoever is through is followed by somebody new."""
+        found = []
+        for request in requests:
+            request.left -= 1
+            self.last += request.left == 0
+            found.append(request if request.left else self.begin(self.last))
+        return found
+
+
+@pytest.mark.parametrize("target", [0.04, 0.1, 0.2])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_under_way_at_64_requests_is_not_missing_for_good(target, seed):
+    """Of what is written, not of what is finished: long answers end late and are routed most."""
+    crowd = Crowd(Entropy, target, seed)
+    assert abs(crowd.run(2000) - target) < 0.02
+    later = [crowd.run(2000) for _ in range(6)]
+    assert abs(np.mean(later) - target) < 0.003
+    assert all(abs(share - target) < 0.01 + 0.1 * target for share in later), later
+
+
 def test_it_follows_when_the_text_gets_harder():
     process = Process(RStitch, 0.1, 1.5)
     process.run(4000)

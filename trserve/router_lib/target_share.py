@@ -30,8 +30,11 @@ _ALL_OF: Final = 512
 _SAMPLED_STEPS: Final = 4
 _MOVE_TOKENS: Final = 16
 """Tokens of the server between two moves of the threshold."""
-_REPAID_TOKENS: Final = 400.0
+_REPAID_TOKENS: Final = 200.0
 """Tokens over which the others catch up with what they are behind by."""
+_USUAL_TOKENS: Final = 400.0
+"""Tokens over which it becomes usual that so many requests are away: what is always under way is
+never counted, and would be missing from the share for good."""
 _FORGOTTEN_TOKENS: Final = 2000
 """Tokens after which a request that left and did not come back has ended where it went."""
 _REMEMBERED_TOKENS: Final = 8000.0
@@ -72,6 +75,7 @@ class ShareControl:
         self._kept = 0.0
         self._tokens = 0
         self._away: dict[int, int] = {}  # how many tokens there were when a request left
+        self._usually_away = 0.0
 
     def adjust(self, result: StepResult, scores: Scores) -> None:
         """Before the router is asked about ``result``: put the threshold in it."""
@@ -135,7 +139,9 @@ class ShareControl:
         self._kept = fade * self._kept + kept
         self._tokens += tokens
         self._forget()
-        behind = self._debt - len(self._away) * self._visit_length
+        steady = np.exp(-tokens / _USUAL_TOKENS)
+        self._usually_away = steady * self._usually_away + (1 - steady) * len(self._away)
+        behind = self._debt - (len(self._away) - self._usually_away) * self._visit_length
         self._set(self._fraction() + behind / _REPAID_TOKENS)
 
     def _forget(self) -> None:
