@@ -23,7 +23,10 @@ from rich.table import Table
 
 SCHEMA_VERSION: Final = 1
 _PACKAGES: Final = ("torch", "transformers", "numpy", "trserve")
-_PATH_FLAGS: Final = ("--json", "--plot", "--model", "--vllm-python", "--llama-python")
+_PATH_FLAGS: Final = (
+    *("--json", "--plot", "--model", "--problems"),
+    *("--vllm-python", "--llama-python"),
+)
 _FILE_WIDTH: Final = 160
 _ROOT: Final = Path(__file__).parent.parent
 

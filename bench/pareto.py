@@ -8,6 +8,10 @@ written as CSV beside it.
 
 Cost is active parameters x tokens drawn, the LLM alone being 1: tokens of the SLM that were
 discarded count too; reading (prompts, and what the other model wrote) does not, for any setting.
+
+``--problems FILE`` asks the problems of a file in GSM8K's format instead, of which ``--first N``
+are taken, and ``--models A,B`` other models than the embedded pair; then without the query-level
+router, which is trained on the pair's own problems.
 """
 
 from __future__ import annotations
@@ -21,15 +25,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from bench.common import Row, parser, print_table, report
 from bench.pareto_verdict import QUERY_LEVEL, verdict
+from bench.problem_files import WordProblem, read_problems
 from bench.query_level import scores
 from tests.serverproc import Server, concurrently
 from trserve.demo import ROUTERS_DIR, default_tau, model_path
 from trserve.demo.grammar import Problem, extract_answer, held_out
+from trserve.models.aliases import resolve_model
 
+Problems = Sequence[Problem | WordProblem]
+
+EMBEDDED: Final = "tiny,small"
 PROBLEMS: Final = 300
 SEED: Final = 4242
 """Not the seed on which the stored threshold was chosen."""
@@ -122,14 +131,16 @@ def trained(router: str, quick: bool) -> list[Setting]:
     ]
 
 
-def run(server: Server, setting: Setting, problems: Sequence[Problem]) -> Outcome:
+def run(
+    server: Server, setting: Setting, problems: Problems, max_tokens: int = MAX_TOKENS
+) -> Outcome:
     """Asks all problems under one setting."""
 
-    def ask(problem: Problem) -> Answer:
+    def ask(problem: Problem | WordProblem) -> Answer:
         body = {
             "model": "trserve",
             "messages": [{"role": "user", "content": problem.question}],
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": max_tokens,
             "temperature": 0,
             "trserve": dict(setting.extension),
         }
@@ -141,12 +152,19 @@ def run(server: Server, setting: Setting, problems: Sequence[Problem]) -> Outcom
     return Outcome(setting, answers, time.perf_counter() - start)
 
 
-def _answer(reply: Any, problem: Problem, models: Sequence[str]) -> Answer:
+def _answer(reply: Any, problem: Problem | WordProblem, models: Sequence[str]) -> Answer:
     text, usage = reply["choices"][0]["message"]["content"] or "", reply["usage"]["trserve"]
     slm, llm = (usage["tokens"].get(name, 0) for name in models)
     # A request begins at the SLM, so every odd handoff leaves it, with one token discarded.
     drawn = (slm + math.ceil(usage["handoffs"] / 2), llm)
-    return Answer(extract_answer(text) == problem.value, slm + llm, llm, drawn)
+    return Answer(is_right(problem, text), slm + llm, llm, drawn)
+
+
+def is_right(problem: Problem | WordProblem, text: str) -> bool:
+    """Whether ``text`` comes to the number that is asked for."""
+    if isinstance(problem, WordProblem):
+        return problem.is_right(text)
+    return extract_answer(text) == problem.value
 
 
 def by_query(slm: Outcome, llm: Outcome, likely_wrong: Sequence[float]) -> list[Outcome]:
@@ -162,7 +180,8 @@ def by_query(slm: Outcome, llm: Outcome, likely_wrong: Sequence[float]) -> list[
 
 
 def row(outcome: Outcome, slm: Outcome, llm: Outcome, parameters: tuple[int, int]) -> Row:
-    """``gap_recovered`` is the share of the accuracy between the models that routing wins back."""
+    """``gap_recovered`` is the share of the accuracy between the models that routing wins back,
+    None where the LLM alone is no better."""
     gap = llm.accuracy - slm.accuracy
     accuracy = outcome.accuracy
     cost = outcome.parameter_tokens(parameters) / llm.parameter_tokens(parameters)
@@ -174,7 +193,7 @@ def row(outcome: Outcome, slm: Outcome, llm: Outcome, parameters: tuple[int, int
         "standard_error": math.sqrt(accuracy * (1 - accuracy) / len(outcome.answers)),
         "tokens_per_s": outcome.tokens / outcome.seconds if outcome.seconds else None,
         "cost": cost,
-        "gap_recovered": (accuracy - slm.accuracy) / gap if gap else None,
+        "gap_recovered": (accuracy - slm.accuracy) / gap if gap > 0 else None,
         "stored_default": outcome.setting.default,
     }
 
@@ -203,18 +222,20 @@ def plot(axes: Any, rows: Sequence[Row]) -> None:
     axes.legend()
 
 
-def measure(problems: Sequence[Problem], quick: bool, routers: Sequence[str]) -> list[Outcome]:
-    """All settings: both models alone first, R-Stitch, ``routers``, the query-level router."""
+def measure(problems: Problems, args: argparse.Namespace) -> list[Outcome]:
+    """All settings: both models alone first, R-Stitch, the trained routers, the query-level one."""
     outcomes: list[Outcome] = []
-    likely_wrong = scores(problems, MAX_TOKENS)
-    for router in ("r-stitch", *routers):
-        with Server(["--device", "cpu", "--router", router]) as server:
-            run(server, Setting("warm-up", {}), problems[:CONCURRENCY])
-            settings = trained(router, quick) if router in TRAINED else stitched(quick)
+    own = args.file is None and args.models == EMBEDDED
+    likely_wrong = scores(cast(Sequence[Problem], problems), args.max_tokens) if own else None
+    for router in ("r-stitch", *args.routers):
+        flags = ["--device", "cpu", "--router", router, "--models", args.models]
+        with Server(flags) as server:
+            run(server, Setting("warm-up", {}), problems[:CONCURRENCY], args.max_tokens)
+            settings = trained(router, args.quick) if router in TRAINED else stitched(args.quick)
             if not outcomes:
                 settings = alone(server.models) + settings
-            outcomes += [run(server, setting, problems) for setting in settings]
-    return outcomes + by_query(outcomes[0], outcomes[1], likely_wrong)
+            outcomes += [run(server, each, problems, args.max_tokens) for each in settings]
+    return outcomes + (by_query(outcomes[0], outcomes[1], likely_wrong) if likely_wrong else [])
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
@@ -227,23 +248,46 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     made = parser("pareto", "Accuracy against cost on held-out problems.")
-    made.add_argument("--problems", type=int, default=PROBLEMS, metavar="N")
+    made.add_argument("--problems", default=str(PROBLEMS), metavar="N or FILE")
+    made.add_argument("--first", type=int, metavar="N", help="of a FILE, so many problems")
     made.add_argument("--seed", type=int, default=SEED, help="of the held-out problems")
+    made.add_argument("--models", default=EMBEDDED, metavar="A,B", help="as trserve launch has it")
+    made.add_argument("--max-tokens", type=int, default=MAX_TOKENS, metavar="N")
     shipped = [name for name in TRAINED if (ROUTERS_DIR / name / "report.json").is_file()]
-    made.add_argument("--routers", nargs="*", choices=TRAINED, default=shipped)
-    return made.parse_args(argv)
+    made.add_argument("--routers", nargs="*", choices=TRAINED)
+    args = made.parse_args(argv)
+    args.file = None if args.problems.isdecimal() else Path(args.problems)
+    if args.file is not None and not args.file.is_file():
+        made.error(f"--problems {args.problems}: neither a number nor a file")
+    if args.routers is None:
+        args.routers = shipped if args.models == EMBEDDED else []
+    return args
+
+
+def _problems(args: argparse.Namespace) -> Problems:
+    if args.file is not None:
+        return read_problems(args.file, args.first)
+    return held_out(int(args.problems), seed=args.seed)
+
+
+def _parameters(models: str) -> tuple[int, int]:
+    if models == EMBEDDED:
+        return count_parameters(model_path("tiny")), count_parameters(model_path("small"))
+    first, second = (resolve_model(name).spec.num_parameters for name in models.split(","))
+    return first, second
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures all settings and reports."""
     args = _arguments(argv)
-    problems = held_out(args.problems, seed=args.seed)
-    parameters = (count_parameters(model_path("tiny")), count_parameters(model_path("small")))
-    outcomes = measure(problems, args.quick, args.routers)
+    problems, parameters = _problems(args), _parameters(args.models)
+    outcomes = measure(problems, args)
     rows = [row(outcome, outcomes[0], outcomes[1], parameters) for outcome in outcomes]
-    title = f"{args.problems} held-out problems, concurrency {CONCURRENCY}"
+    source = args.file.name if args.file else "held-out problems"
+    title = f"{len(problems)} of {source}, concurrency {CONCURRENCY}"
     report("pareto", args, rows, title, plot)
-    print_table("What a share of tokens buys", verdict(rows, args.problems))
+    if any(outcome.setting.router == QUERY_LEVEL for outcome in outcomes):
+        print_table("What a share of tokens buys", verdict(rows, len(problems)))
     if args.json is not None:
         write_csv(args.json.with_suffix(".csv"), rows)
 
