@@ -135,11 +135,28 @@ def test_every_param_is_an_option_of_both_kinds_but_for_echo() -> None:
         "logprobs": 2,
         "echo": True,
     }
-    assert set(values) == set(SamplingParams.__struct_fields__)
+    assert {*values, *FORMS} == set(SamplingParams.__struct_fields__)
     for prompt in ("x", CHAT):
         given = {k: v for k, v in values.items() if prompt == "x" or k != "echo"}
         request = one(prompt, SamplingParams(**given))
         assert {name: getattr(request, name) for name in given} == given
+
+
+FORMS = {
+    "response_format": {"type": "json_object"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a"],
+    "guided_grammar": 'start: "a"',
+}
+
+
+@pytest.mark.parametrize(("name", "value"), FORMS.items())
+def test_a_form_may_be_in_params(name: str, value: Any) -> None:
+    for prompt in ("x", CHAT):
+        form = one(prompt, SamplingParams(**{name: value})).form
+        assert form is not None and form.param == name
+        assert one(prompt, **{name: value}).form == form
 
 
 def test_a_list_of_params_has_one_for_each_prompt() -> None:

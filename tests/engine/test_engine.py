@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from tests.golden.random_pair import RandomPair, build_random_pair, random_promp
 from tests.golden.reference import Reference, Setting
 from tests.procfs import descendants
 from tests.serverproc import wait_until
-from trserve import Completion, Engine, EngineError
+from trserve import Completion, Engine, EngineError, SamplingParams
 from trserve.errors import RequestError, StartupError
 
 OUTPUT = 24
@@ -70,6 +71,16 @@ def test_a_stream_that_is_left_ends_its_request(engine: Engine) -> None:
     answers = engine.generate([[5, 6]] * 256, max_tokens=1)
     assert isinstance(answers, list)
     assert len(answers) == 256
+
+
+def test_an_answer_has_the_form_that_is_asked_for(embedded: Engine) -> None:
+    params = SamplingParams(guided_regex="[0-9]{2}(, [0-9]{2}){3}", temperature=1.0, seed=4)
+    whole = embedded.generate("x", params, max_tokens=OUTPUT)
+    assert isinstance(whole, Completion)
+    assert re.fullmatch("[0-9]{2}(, [0-9]{2}){3}", whole.text)
+    assert "".join(p.text for p in embedded.stream("x", params, max_tokens=OUTPUT)) == whole.text
+    with pytest.raises(RequestError, match="unclosed"):
+        embedded.generate("x", guided_regex="[")
 
 
 @pytest.mark.parametrize(

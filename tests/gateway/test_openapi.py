@@ -48,6 +48,21 @@ def test_all_that_it_refers_to_is_in_it(doc: dict[str, Any]) -> None:
     assert refs(doc) <= {f"#/components/schemas/{name}" for name in schemas}
     assert {"ChatBody", "CompletionBody", "GenerateBody", "Error"} <= set(schemas)
     assert "max_completion_tokens" in schemas["ChatBody"]["properties"]
+    forms = [
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+    ]
+    forms += ["guided_grammar", "regex", "json_schema", "ebnf"]
+    for name, members in (
+        ("ChatBody", [*forms, "tool_choice"]),
+        ("CompletionBody", forms),
+        ("SamplingBody", ["regex", "json_schema", "ebnf"]),
+    ):
+        told = schemas[name]["properties"]
+        assert all(told[member]["description"] for member in members)
 
 
 def test_each_operation_is_whole(doc: dict[str, Any]) -> None:

@@ -61,9 +61,11 @@ def body_of(prompt: Sequence[int], setting: Setting, models: Sequence[str]) -> d
     }
 
 
-def ask(server: Server, prompt: Sequence[int], setting: Setting, stream: bool) -> Reply:
-    """Sends one request and reads the whole reply."""
-    body = body_of(prompt, setting, server.models)
+def ask(
+    server: Server, prompt: Sequence[int], setting: Setting, stream: bool, **fields: Any
+) -> Reply:
+    """Sends one request, with further ``fields``, and reads the whole reply."""
+    body = body_of(prompt, setting, server.models) | fields
     if stream:
         body["stream_options"] = {"include_usage": True}
         return _joined(list(server.stream(PATH, body, timeout_s=120.0)))

@@ -165,7 +165,7 @@ class Reference:
         self, logits: torch.Tensor, row: Sequence[int], writer: int, trace: Trace
     ) -> tuple[Step, bool]:
         setting = trace.setting
-        wanted = penalised(logits, row, len(trace.prompt), setting)
+        wanted = self._wanted(logits, row, trace)
         if setting.greedy:
             token, choice_margin = arg_max(wanted)
         else:
@@ -183,6 +183,10 @@ class Reference:
         position = len(trace.tokens)
         step = Step(position, writer, token, kept, entropy, choice_margin, router_margin)
         return step, routed
+
+    def _wanted(self, logits: torch.Tensor, row: Sequence[int], trace: Trace) -> torch.Tensor:
+        """``logits`` as the request wants them before a token is chosen."""
+        return penalised(logits, row, len(trace.prompt), trace.setting)
 
     def _finish(self, token: int, trace: Trace) -> str:
         if token in self.eos:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from tests.gateway.small_tokenizers import byte_fallback, byte_level
 from tests.workers.fakes import (
     EOS,
     VOCAB,
@@ -31,6 +32,7 @@ from tests.workers.fakes import (
 from trserve.errors import RequestError
 from trserve.gateway.grammar_compiler import Wanted, compiled
 from trserve.gateway.grammar_fields import Form
+from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.baton import Finish
 from trserve.params import RequestParams, SamplingParams, unpack_grammar
 from trserve.workers.grammar import Grammars, Vocabulary
@@ -366,3 +368,20 @@ def test_forced_text_has_the_bytes_that_are_forced(tokenizer: Letters) -> None:
         if len(row) == 1 and isinstance(tokenizer, Spaced):
             assert PIECES[row[0]] != b" "
     assert text_of(row) == text
+
+
+@pytest.mark.parametrize("family", [byte_level, byte_fallback])
+def test_tokenizers_of_both_families_spell_what_is_forced(family: Callable[[], Any]) -> None:
+    tokenizer = Tokenizer(family(), eos_token_ids=[2])
+    text = '{"the key": [1, "h\u00e9llo  \ud55c"]}'
+    packed = grammar("choice", json.dumps([text]))
+    params = RequestParams(sampling=SamplingParams(eos_token_ids=(2,)), grammar=packed)
+    constraint = Grammars(lambda: tokenizer, (2,)).constraint(params, 0)
+    row: list[int] = []
+    while not row or row[-1] != 2:
+        row.append(sample(constraint, row, torch.zeros(1, tokenizer.size), short=False))
+        assert row[-1] != NO_TOKEN
+    pieces = tokenizer.token_bytes()
+    assert pieces is not None
+    assert b"".join(pieces[token] for token in row[:-1]).decode() == text
+    assert any(len(pieces[token]) > 1 for token in row[:-1])

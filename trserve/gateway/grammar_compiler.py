@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 INSTALL: Final = "pip install trserve[structured]"
-BLANKS: Final = r"[ \t]{1,32}|(\r?\n){1,2}[ \t]{0,32}"
+BLANKS: Final = r"[ ]{1,2}|\r?\n[ \t]{0,24}"
 """White space between two tokens of JSON: without a bound, a model may write it for ever."""
 
 _KEPT: Final = 64

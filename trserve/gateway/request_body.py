@@ -34,29 +34,29 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     timeout_s: Number = None
 
 
-_RESPONSE_FORMAT: TypeAlias = Annotated[
+ResponseFormat: TypeAlias = Annotated[
     Any,
     msgspec.Meta(
         description='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", '
         '"json_schema": {"name": ..., "schema": {...}, "strict": true}}.'
     ),
 ]
-_STRUCTURED_OUTPUTS: TypeAlias = Annotated[
+StructuredOutputs: TypeAlias = Annotated[
     Any, msgspec.Meta(description="vLLM: an object with one of json, regex, choice, grammar.")
 ]
-_SCHEMA: TypeAlias = Annotated[
+Schema: TypeAlias = Annotated[
     Any, msgspec.Meta(description="The JSON schema of the answer: an object, or its text.")
 ]
-_REGEX: TypeAlias = Annotated[
+Regex: TypeAlias = Annotated[
     Any, msgspec.Meta(description="A regular expression that the whole answer matches.")
 ]
-_CHOICE: TypeAlias = Annotated[
+Choices: TypeAlias = Annotated[
     Any, msgspec.Meta(description="A list of texts; the answer is one of them.")
 ]
-_GRAMMAR: TypeAlias = Annotated[
+Grammar: TypeAlias = Annotated[
     Any, msgspec.Meta(description="The answer's grammar, in Lark's syntax or llama.cpp's EBNF.")
 ]
-_TOOL_CHOICE: TypeAlias = Annotated[
+ToolChoice: TypeAlias = Annotated[
     Any,
     msgspec.Meta(
         description='"auto", "none", "required" or {"type": "function", "function": {"name": ...}}.'
@@ -92,15 +92,15 @@ class Body(msgspec.Struct, kw_only=True):
     best_of: Number = None
     rid: str | None = None
     # The form of the answer: `grammar_fields` reads them.
-    response_format: _RESPONSE_FORMAT = None
-    structured_outputs: _STRUCTURED_OUTPUTS = None
-    guided_json: _SCHEMA = None
-    guided_regex: _REGEX = None
-    guided_choice: _CHOICE = None
-    guided_grammar: _GRAMMAR = None
-    regex: _REGEX = None
-    json_schema: _SCHEMA = None
-    ebnf: _GRAMMAR = None
+    response_format: ResponseFormat = None
+    structured_outputs: StructuredOutputs = None
+    guided_json: Schema = None
+    guided_regex: Regex = None
+    guided_choice: Choices = None
+    guided_grammar: Grammar = None
+    regex: Regex = None
+    json_schema: Schema = None
+    ebnf: Grammar = None
     # Not supported: any value is read, and all but the ones that change nothing are refused.
     use_beam_search: Any = None
     prompt_logprobs: Any = None
@@ -116,7 +116,7 @@ class ChatBody(Body, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
-    tool_choice: _TOOL_CHOICE = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None

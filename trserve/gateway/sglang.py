@@ -14,7 +14,10 @@ from trserve.errors import RequestError
 from trserve.gateway.request_body import (
     CompletionBody,
     Extension,
+    Grammar,
     Number,
+    Regex,
+    Schema,
     decode,
     refuse_unsupported,
 )
@@ -47,9 +50,9 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     frequency_penalty: Number = None
     repetition_penalty: Number = None
     logit_bias: dict[str, Any] | None = None
-    regex: Any = None
-    json_schema: Any = None
-    ebnf: Any = None
+    regex: Regex = None
+    json_schema: Schema = None
+    ebnf: Grammar = None
     structural_tag: Any = None
     stop_regex: Any = None
 

@@ -28,6 +28,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: how many of the most probable tokens are wanted beside each token's own log
             probability.
         echo: the answer's text begins with the prompt; not for a chat.
+        response_format, guided_json, guided_regex, guided_choice, guided_grammar: what the answer
+            must look like, one of them; needs ``pip install trserve[structured]``.
     """
 
     n: int | None = None
@@ -49,6 +51,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
     echo: bool | None = None
+    response_format: Mapping[str, Any] | None = None
+    guided_json: Mapping[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Sequence[str] | None = None
+    guided_grammar: str | None = None
 
     def options(self, *, chat: bool) -> dict[str, Any]:
         """The fields that are given, by their names in a request of this kind."""
