@@ -90,6 +90,44 @@ def test_lists_of_prompts_with_several_choices_each(pair):
     assert_golden(cases)
 
 
+def test_a_stop_string_across_a_handoff_cuts_the_text_that_would_have_been(pair):
+    """The string is the end of one model's token and the beginning of the other's."""
+    setting = dataclasses.replace(pair.settings["middle"], seed=LARGE_SEED)
+    found = 0
+    for prompt in pair.prompts:
+        trace = pair.reference.run(prompt, setting)
+        body = body_of(prompt, setting, pair.server.models)
+        (whole,) = pair.server.post(PATH, body, timeout_s=120.0)["choices"]
+        own = Answer(whole["token_ids"], whole["trserve"]["source"], whole["finish_reason"])
+        assert_golden([("without a stop string", trace, own)])
+        stop = string_across_a_handoff(pair, own)
+        if stop is None:
+            continue
+        found += 1
+        (cut,) = pair.server.post(PATH, body | {"stop": [stop]}, timeout_s=120.0)["choices"]
+        assert cut["text"] == whole["text"].partition(stop)[0]
+        assert cut["finish_reason"] == "stop"
+        events = pair.server.stream(PATH, body | {"stop": [stop], "stream": True})
+        choices = [choice for event in events for choice in event["choices"]]
+        assert "".join(choice["text"] for choice in choices) == cut["text"]
+        if found == 3:
+            return
+    assert found, "no text has readable tokens on both sides of a handoff"
+
+
+def string_across_a_handoff(pair: Pair, answer: Answer) -> str | None:
+    """Two characters around the first handoff that has readable ones on both sides."""
+    decode = pair.reference.models[SLM].tokenizer.decode
+    sources = answer.sources
+    for at in range(1, len(sources) - 1):
+        before, after = (decode([answer.tokens[i]]) for i in (at - 1, at))
+        if sources[at - 1] != sources[at] and before.isprintable() and after.isprintable():
+            string = before[-1:] + after[:1]
+            if len(string) == 2 and string.isascii():
+                return string
+    return None
+
+
 @pytest.mark.parametrize("name", ["middle", "shaped"])
 def test_logprobs_are_those_of_the_model_that_wrote_the_token(pair, name):
     """Raw values, whatever shaped the choice; the chosen token has one float in both places."""
