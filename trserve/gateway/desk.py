@@ -5,7 +5,7 @@ Labels, keys, origins and the log. Knows no route and no body.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from trserve.endpoint_plan import EndpointPlan
@@ -25,6 +25,7 @@ class Desk:
     Args:
         plan: its keys, limits, origins and log.
         labels: headers of every response, beside the request's id.
+        spans: is told of every request that is over, or None.
     """
 
     def __init__(
@@ -32,7 +33,9 @@ class Desk:
         plan: EndpointPlan = _DEFAULTS,
         labels: Sequence[Header] = (),
         journal: Journal | None = None,
+        spans: Callable[[Visit], None] | None = None,
     ) -> None:
+        self._spans = spans
         self._access = Access(plan)
         self._cors = Cors(plan.allowed_origins)
         self._labels = labels
@@ -70,3 +73,6 @@ class Desk:
     def close(self, visit: Visit) -> None:
         """The request is over."""
         self._journal.close(visit)
+        if self._spans is not None:
+            self._spans(visit)
+        visit.requests = ()  # a connection that waits for its next request keeps the last visit

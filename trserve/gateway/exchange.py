@@ -14,6 +14,7 @@ from trserve.gateway.access import Account
 from trserve.gateway.connection import Connection
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.generation import Generation
+from trserve.gateway.requests import GenerationRequest
 
 
 class Exchange:
@@ -52,6 +53,11 @@ class Exchange:
         if self._connection.visit is not None:
             self._connection.visit.leave(self._generations)
         return self._client_gone and isinstance(error, asyncio.CancelledError)
+
+    def understood(self, requests: Sequence[GenerationRequest], response_id: str) -> None:
+        """What is asked for, and the id of the response that it gets."""
+        if self._connection.visit is not None:
+            self._connection.visit.understood(requests, response_id)
 
     async def submit(self, jobs: Awaitable[Sequence[Job]]) -> None:
         """Get the request into the server, once its ``jobs`` are made.

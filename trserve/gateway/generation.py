@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from trserve.errors import RequestError
 from trserve.gateway.answer import ABORTED, Answer, Delta, failure
-from trserve.gateway.metrics import Meter
+from trserve.gateway.metrics import Meter, Times
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
-from trserve.ipc.baton import Baton, unpack
+from trserve.ipc.baton import FINISH_MASK, HOP_MASK, LENGTH_SHIFT, Baton, unpack
 from trserve.ipc.extras import Extras, read_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
@@ -25,6 +25,10 @@ class Sink(Protocol):
     """Where an answer goes."""
 
     usage: Callable[[], dict[str, Any]]
+
+    @property
+    def plain(self) -> Callable[[str], None] | None:
+        """What takes the text of a token, while nothing else need be said of it."""
 
     @property
     def paused(self) -> bool:
@@ -73,6 +77,7 @@ class Generation:
         self._prompt_tokens = prompt_tokens
         self._seed = seed
         self._answer = answer
+        self._is_plain = answer.is_plain
         self._sink = sink
         self._names = model_names
         self._book = book
@@ -87,6 +92,29 @@ class Generation:
         self.begun = False
         self.ended = False
         self.end_reason = ""
+
+    def grow(self, word: int, token: int, source: int) -> bool:
+        """:meth:`advance` for the usual ``word``, which covers one more token: the one that is given.
+
+        False, and nothing, where it is not the usual one.
+        """
+        sink, position = self._sink, self._position + 1
+        show = sink.plain
+        if (
+            show is None
+            or word >> LENGTH_SHIFT != position
+            or word & FINISH_MASK
+            or not self._is_plain
+            or self.ended
+            or sink.paused
+        ):
+            return False
+        self._position = position
+        self.handoffs = word & HOP_MASK
+        text = self._answer.push_one(token, source)
+        if text:
+            show(text)
+        return True
 
     def advance(self, word: int) -> None:
         """Give the sink what ``word``, the slot's baton, covers beyond what it has."""
@@ -168,6 +196,11 @@ class Generation:
             if reason in ("stop", "length"):
                 pending_s = self._pending_ns / 1e9
                 self._meter.complete(self._answer.num_tokens, self.handoffs, pending_s)
+
+    @property
+    def times(self) -> Times | None:
+        """When it came to what; None where nothing measures it."""
+        return None if self._meter is None else self._meter.times
 
     @property
     def finish_reason(self) -> str | None:

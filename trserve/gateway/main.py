@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trserve import __version__
@@ -44,8 +45,16 @@ _BEAT_S = 1.0
 _YOUNG_OBJECTS = 2_000
 
 
+def _nothing() -> None:
+    """Nothing is to be sent away."""
+
+
 class Gateway:
-    """The parts of the gateway, and its control loop."""
+    """The parts of the gateway, and its control loop.
+
+    Attributes:
+        at_end: called once nothing is served any more; takes two seconds at most.
+    """
 
     def __init__(
         self,
@@ -71,6 +80,7 @@ class Gateway:
         self._timeouts = timeouts
         self._cache_flush = cache_flush
         self._admin = admin
+        self.at_end: Callable[[], None] = _nothing
         admin.ask = cache_flush.ask = self._ask
 
     async def run(self) -> None:
@@ -91,6 +101,7 @@ class Gateway:
         self._on_control()
         await self._stopped.wait()
         server.close()
+        self.at_end()
 
     def _beat(self) -> None:
         """Say that this loop is not stuck; the launcher looks."""
@@ -207,6 +218,7 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     from trserve.gateway.routing_admin import RoutingAdmin
     from trserve.gateway.service import Service
     from trserve.gateway.slots import SlotTable
+    from trserve.gateway.telemetry import span_writer
     from trserve.ipc.links import open_outbox
     from trserve.ipc.slab import Slab
     from trserve.plan import ServerPlan
@@ -226,14 +238,18 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
         (b"x-trserve-version", __version__.encode()),
     ]
     flush = CacheFlush(len(plan.models), dispatcher, service.states)
-    desk = Desk(endpoint, labels)
+    spans = span_writer(os.environ, service.router_name)
+    desk = Desk(endpoint, labels, spans=None if spans is None else spans.close)
     app = App(service, dispatcher, health, exposition.render, desk, flush=flush.flush)
     admin = RoutingAdmin(plan, service)
     app.add_routes(admin.table)
     timeouts = Timeouts(endpoint.header_timeout_s, endpoint.body_timeout_s)
-    return Gateway(
+    gateway = Gateway(
         arguments, control, slab, service, dispatcher, app, ServerState(), timeouts, flush, admin
     )
+    if spans is not None:
+        gateway.at_end = spans.shut_down
+    return gateway
 
 
 def _raise_file_limit() -> None:

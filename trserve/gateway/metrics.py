@@ -98,6 +98,15 @@ class Asked(NamedTuple):
     max_tokens: int | None
 
 
+class Times(NamedTuple):
+    """An answer's moments (``time.monotonic``), 0 for those that it did not come to."""
+
+    arrived_s: float
+    admitted_s: float
+    first_s: float
+    ended_s: float
+
+
 class Meter:
     """Measures one answer.
 
@@ -113,6 +122,7 @@ class Meter:
         "_arrived_s",
         "_asked",
         "_counts_prompt",
+        "_ended_s",
         "_first_s",
         "_metrics",
         "_prompt_tokens",
@@ -126,7 +136,12 @@ class Meter:
         self._counts_prompt = counts_prompt
         self._asked = asked
         self._arrived_s = asked.arrived_s
-        self._admitted_s = self._first_s = 0.0
+        self._admitted_s = self._first_s = self._ended_s = 0.0
+
+    @property
+    def times(self) -> Times:
+        """What it measured so far."""
+        return Times(self._arrived_s, self._admitted_s, self._first_s, self._ended_s)
 
     def deadline_ns(self, timeout_s: float | None) -> int:
         """When the request's time is over (``time.monotonic_ns``); 0 for never."""
@@ -152,6 +167,7 @@ class Meter:
     def end(self, reason: str, counts: Sequence[int], handoffs: int) -> None:
         """It has ended with ``counts`` tokens of each model."""
         metrics = self._metrics
+        self._ended_s = time.monotonic()
         metrics.finished[reason] += 1
         metrics.handoffs += handoffs
         for model, tokens in enumerate(counts):
@@ -159,7 +175,7 @@ class Meter:
 
     def complete(self, tokens: int, handoffs: int, pending_s: float) -> None:
         """Beside :meth:`end`: it was answered as it was asked for, with ``tokens`` tokens."""
-        metrics, now = self._metrics, time.monotonic()
+        metrics, now = self._metrics, self._ended_s
         metrics.latency.observe(now - self._arrived_s)
         metrics.decode_time.observe(now - self._first_s if self._first_s else 0.0)
         metrics.inference_time.observe(now - self._admitted_s)

@@ -15,6 +15,8 @@ from trserve.gateway.access import Account
 from trserve.gateway.cors import Header
 from trserve.gateway.dispatcher import Job
 from trserve.gateway.generation import Generation
+from trserve.gateway.metrics import Times
+from trserve.gateway.requests import GenerationRequest
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -34,6 +36,8 @@ class Visit:
         prompt_tokens: of all its prompts, each once.
         usages: of its answers, as responses carry them.
         reasons: why its answers ended.
+        times: when they came to what.
+        requests, response_id: what it asked for, once that was understood.
     """
 
     def __init__(self, scope: MutableMapping[str, Any]) -> None:
@@ -56,6 +60,9 @@ class Visit:
         self.prompt_tokens = 0
         self.usages: list[dict[str, Any]] = []
         self.reasons: list[str] = []
+        self.times: list[Times | None] = []
+        self.requests: Sequence[GenerationRequest] = ()
+        self.response_id = ""
         self._is_in = False
 
     def sender(self, send: Send, headers: Sequence[Header]) -> Send:
@@ -71,6 +78,10 @@ class Visit:
 
         return labelled
 
+    def understood(self, requests: Sequence[GenerationRequest], response_id: str) -> None:
+        """It asks for answers, which go out in the response of this id."""
+        self.requests, self.response_id = requests, response_id
+
     def enter(self, jobs: Sequence[Job]) -> None:
         """Its prompts are known: RequestError (429) where its key may not have more now."""
         prompts = {id(job.prompt_ids): len(job.prompt_ids) for job in jobs}
@@ -84,6 +95,7 @@ class Visit:
         """Its answers have ended, however they did."""
         self.usages += [generation.usage() for generation in generations]
         self.reasons += [generation.end_reason or "abort" for generation in generations]
+        self.times += [generation.times for generation in generations]
         if self._is_in and self.account is not None:
             self._is_in = False
             tokens = sum(usage["completion_tokens"] for usage in self.usages)
