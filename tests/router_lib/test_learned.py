@@ -57,7 +57,7 @@ def step(**params: float) -> StepResult:
     logits = 4 * torch.randn(BATCH, PADDED, generator=generator)
     logits[:, SIZE:] = -math.inf
     requests: Any = [SimpleNamespace(extras=b"", committed_len=3, prompt_len=2)] * BATCH
-    params = {"hysteresis": 0.0, "visit_tokens": 1.0, **params}
+    params = {"hysteresis": 0.0, "visit_tokens": 1.0, "warm_up": 0.0, **params}
     return StepResult(
         logits=logits,
         hidden=torch.randn(BATCH, HIDDEN, generator=generator).to(torch.bfloat16),
@@ -208,6 +208,25 @@ def test_co_llm_is_its_formula(tmp_path: Path, model: Path, form: str) -> None:
         deferring_folder(place, vector, tied=form == "tied", form=kind)
     expected = [networks.defer_probability(vector, row) for row in step().hidden]
     check(make(CoLLM, place, model), "eta", expected, above=True)
+
+
+def test_co_llm_defers_less_while_an_answer_warms_up(tmp_path: Path, model: Path) -> None:
+    """eta is 1 at the first token and falls in a line; a request without a warm-up has its own."""
+    vector = networks.defer_vector(HIDDEN)
+    torch.save(vector, tmp_path / "vector.bin")
+    router = make(CoLLM, tmp_path / "vector.bin", model)
+    result = step(eta=0.2, warm_up=8.0)
+    written = [0, 1, 2, 4, 6, 7, 8, 30, 0]
+    result.requests = [
+        SimpleNamespace(extras=b"", committed_len=5 + n, prompt_len=5) for n in written
+    ]
+    result.params["warm_up"][-1] = 0.0
+    expected = [1.0, 0.9, 0.8, 0.6, 0.4, 0.3, 0.2, 0.2, 0.2]
+    assert router.limits(result).tolist() == pytest.approx(expected)
+    scores = router.score(result).tolist()
+    routed = [int(score > limit) for score, limit in zip(scores, expected, strict=True)]
+    assert router.route(result).tolist() == routed
+    assert routed != router.route(step(eta=0.2)).tolist(), "the warm-up keeps some of them"
 
 
 def test_only_the_first_models_worker_loads_anything(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 P = sigmoid(h . w) with h the last hidden state after the final norm; the other model writes the
 token where P > eta. The vector w is the row of ``<|defer|>`` in the head of a fine-tuned model, or
-stands alone in a file, for a base model that was left as it was. It has no part in sampling.
+stands alone in a file, for a base model that was left as it was. It has no part in sampling. With a
+warm-up an answer's first tokens are deferred less: eta falls to its value in a straight line.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ class CoLLM(LearnedRouter):
         self.check_hidden_size(len(vector))
         self.take_threshold(checkpoint, as_threshold(checkpoint, checkpoint.facts.get("threshold")))
         return lambda result: defer_probability(result, vector)
+
+    def limits(self, result: StepResult) -> torch.Tensor:
+        """``eta``; over the first ``warm_up`` tokens of an answer it falls to that from 1."""
+        eta, warm_up = super().limits(result), result.params["warm_up"]
+        if float(warm_up.max()) <= 0.0:
+            return eta
+        written = torch.tensor([float(r.committed_len - r.prompt_len) for r in result.requests])
+        left = torch.where(written < warm_up, 1.0 - written / warm_up, 0.0)
+        return eta + (1.0 - eta) * left
 
 
 def defer_probability(result: StepResult, vector: torch.Tensor) -> torch.Tensor:

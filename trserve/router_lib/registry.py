@@ -162,6 +162,12 @@ CO_LLM_PARAMETERS: Final = (
         "else 0.15)",
         FROM_CHECKPOINT,
     ),
+    Parameter(
+        "warm_up",
+        "tokens at an answer's beginning over which eta falls from 1 (0: from the first on)",
+        default=0.0,
+        minimum=0.0,
+    ),
     *_LEARNED,
 )
 FINAL: Final = "final"

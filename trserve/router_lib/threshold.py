@@ -51,8 +51,12 @@ class ThresholdRouter(BaseRouter):
         rows = zip(result.requests, wanted.tolist(), strict=True)
         return [int(_written(request) >= tokens) for request, tokens in rows]
 
+    def limits(self, result: StepResult) -> torch.Tensor:
+        """float32 [B]: each row's threshold, before any hysteresis."""
+        return result.params[self.parameters[0].name]
+
     def _uncertain(self, result: StepResult) -> torch.Tensor:
-        signal, threshold = self.signal(result), result.params[self.parameters[0].name]
+        signal, threshold = self.signal(result), self.limits(result)
         hysteresis = result.params["hysteresis"]
         if float(hysteresis.max()) > 0.0:
             returned = torch.tensor([_has_just_returned(each) for each in result.requests])
