@@ -6,18 +6,24 @@ memory and processes have tests where those parts are tested.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import os
+import resource
 import time
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import pytest
 
 from tests.blackbox.conftest import CONTEXT
+from tests.procfs import command
 from tests.serverproc import Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 QUESTION = "What is 3 + 4?"
+CLIENTS = 1000
 
 
 def complete(server: Server, **fields: Any) -> Any:
@@ -179,3 +185,57 @@ def test_of_two_members_of_one_name_the_last_counts(server: Server) -> None:
     raw = b'{"prompt": [5], "max_tokens": 1, "max_tokens": 3, "temperature": 0, "ignore_eos": true}'
     response = server.request("POST", COMPLETIONS, raw)
     assert response.json()["usage"]["completion_tokens"] == 3
+
+
+def test_p31_p32_usage_of_a_stream_is_a_chunk_of_its_own(server: Server) -> None:
+    """As vLLM's benchmark reads it: usage counts only where there are no choices."""
+    body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 30}
+    whole = server.post(CHAT, body)["usage"]
+    for options in (
+        {"include_usage": True},
+        {"include_usage": True, "continuous_usage_stats": True},
+    ):
+        *events, last = server.stream(CHAT, {**body, "stream_options": options})
+        assert last["choices"] == []
+        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+        assert [last["usage"][name] for name in counts] == [whole[name] for name in counts]
+        assert all(event["choices"] for event in events)
+        if not options.get("continuous_usage_stats"):
+            assert all(event["usage"] is None for event in events)
+    # Whoever did not ask reads choices[0] of every chunk.
+    assert all(event["choices"] and "usage" not in event for event in server.stream(CHAT, body))
+
+
+def test_p10_p11_a_thousand_clients_at_once_are_all_answered(server: Server) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4 * CLIENTS:
+        pytest.skip(f"this machine allows {hard} open files to a process")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    workers = [pid for pid in server.children() if "trserve.workers.main" in command(pid)]
+    assert len(workers) == 2
+    before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in workers]
+    at_most: list[int] = []
+    try:
+        answers = asyncio.run(_crowd(urlsplit(server.url), workers, at_most))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert {answer[:12] for answer in answers} <= {b"HTTP/1.1 200", b"HTTP/1.1 429"}
+    assert len(answers) == CLIENTS
+    assert sum(answer.startswith(b"HTTP/1.1 200") for answer in answers) > CLIENTS / 2
+    assert at_most == before, "no descriptor of a worker's is a client's"
+
+
+async def _crowd(address: SplitResult, workers: list[int], at_most: list[int]) -> list[bytes]:
+    """The first lines of the answers to :data:`CLIENTS` who all connect before any asks."""
+    host, port = address.hostname, address.port
+    made = await asyncio.gather(*(asyncio.open_connection(host, port) for _ in range(CLIENTS)))
+    body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 2}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    for _, writer in made:
+        writer.write(head.encode() + body)
+    at_most += [len(os.listdir(f"/proc/{pid}/fd")) for pid in workers]
+    async with asyncio.timeout(60):
+        lines = [await reader.readline() for reader, _ in made]
+    for _, writer in made:
+        writer.close()
+    return lines
