@@ -6,7 +6,7 @@ Where a network has a published size, it has that size. Knows routers and shapes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,8 @@ NAMES: Final = (
 )
 LEARNED: Final = ("r2r", "citer", "confidence", "co-llm")
 R2R_DIMS: Final = (1024,) * 6
+SMALL_DIMS: Final = (128, 128)
+"""What ``train-router`` makes unless it is told otherwise."""
 R2R_EXPANSION: Final = 4
 R2R_LOGITS: Final = 100
 R2R_HIDDEN: Final = 1536
@@ -65,7 +67,10 @@ class Request:
 
 
 def routers(shape: Shape, folder: Path, *, shipped: bool) -> Iterator[tuple[str, Routing]]:
-    """Every router by name; ``shipped``: with the embedded pair's own networks."""
+    """Every router by name; ``shipped``: with the embedded pair's own networks.
+
+    Of R2R's networks, one of the published size, and one as small as training makes them.
+    """
     for name in NAMES:
         config: dict[str, Any] = {}
         if name in LEARNED:
@@ -75,6 +80,10 @@ def routers(shape: Shape, folder: Path, *, shipped: bool) -> Iterator[tuple[str,
         elif name == "step-leader":
             config = {"tokenizer": str(model_path("tiny"))}
         yield name, routing(name, shape, config)
+    if not shipped:
+        place = write_network("r2r", shape.hidden, folder, SMALL_DIMS)
+        config = {"checkpoint": str(place), "model": str(shape.path)}
+        yield "r2r " + "x".join(map(str, SMALL_DIMS)), routing("r2r", shape, config)
 
 
 def routing(name: str, shape: Shape, config: Mapping[str, Any]) -> Routing:
@@ -90,13 +99,16 @@ def routing(name: str, shape: Shape, config: Mapping[str, Any]) -> Routing:
     return Routing(create_router(name, context))
 
 
-def write_network(name: str, hidden: int, folder: Path) -> Path:
-    """A checkpoint of published size with random weights, for hidden states of ``hidden``."""
+def write_network(name: str, hidden: int, folder: Path, dims: Sequence[int] = R2R_DIMS) -> Path:
+    """A checkpoint with random weights for hidden states of ``hidden``; ``dims`` are R2R's.
+
+    Without them it has the published size.
+    """
     torch.manual_seed(0)
-    file = folder / f"{name}-{hidden}.safetensors"
+    file = folder / f"{name}-{hidden}-{len(dims)}.safetensors"
     facts: dict[str, Any] = {"threshold": 0.5}
     if name == "r2r":
-        network: torch.nn.Module = R2RClassifier(hidden, R2R_LOGITS, R2R_DIMS, R2R_EXPANSION, 0.0)
+        network: torch.nn.Module = R2RClassifier(hidden, R2R_LOGITS, dims, R2R_EXPANSION, 0.0)
         facts["model_type"] = R2R_CLASS
     else:
         network = DeferVector(hidden) if name == "co-llm" else ConfidenceMLP(hidden)
