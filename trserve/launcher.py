@@ -19,8 +19,10 @@ from trserve.front import Front
 from trserve.gateway_watch import GatewayWatch
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import GATEWAY_IDENTITY, SOLVER_IDENTITY, ControlServer, Message
+from trserve.ipc.estimates import read_heartbeat
 from trserve.ipc.instance import InstanceDirectory
 from trserve.ipc.shared import Shared
+from trserve.ipc.slab import Slab
 from trserve.lifecycle import ServerEvent, ServerState, advance
 from trserve.plan import ServerPlan
 from trserve.relay import RELAYED, relay
@@ -64,6 +66,7 @@ class Launcher:
             tell=lambda message: self._control.send(GATEWAY_IDENTITY, message),
             note=front.show_note,
         )
+        self._slab = Slab(self._shared.slab_fd, plan.layout)
         self._solving = Solving(
             plan, self._children, self._control, self._arguments, self._watch, front.show_note
         )
@@ -113,7 +116,7 @@ class Launcher:
 
     def _tend(self, now: float) -> str | None:
         """Do what is due for the children; returns why the server must end, if it must."""
-        self._solving.tick(now)
+        self._solving.tick(now, read_heartbeat(self._slab))
         serves = self._state is ServerState.SERVING  # else the drain limit ends one that hangs
         gateway = self._children.by_identity(GATEWAY_IDENTITY) if serves else None
         return self._gateway_watch.tick(gateway, now) or self._workforce.tick(now)
@@ -219,15 +222,12 @@ class Launcher:
 
     def _replace_worker(self, child: Child) -> bool:
         """Start another worker for one that was reaped; False if the server must end instead."""
-        if not self._replaces:
-            return False
-        return self._goes_on(self._workforce.replace(child, time.monotonic()))
+        return self._replaces and self._goes_on(self._workforce.replace(child, time.monotonic()))
 
     def _replace_gateway(self, child: Child) -> bool:
         """Start another gateway for one that was reaped; False if the server must end instead."""
-        if self._state is not ServerState.SERVING or child.is_owner:
-            return False
-        return self._goes_on(self._gateway_watch.replace(child, time.monotonic()))
+        serves = self._state is ServerState.SERVING and not child.is_owner
+        return serves and self._goes_on(self._gateway_watch.replace(child, time.monotonic()))
 
     def _goes_on(self, cause: str | None) -> bool:
         if cause is not None:

@@ -1,9 +1,9 @@
 """What workers are told while they serve: of waiting for more requests, by the solver or the admin;
 not to, in a drain; and other values of the router's parameters.
 
-Starts the solver process once the server serves, replaces it when it dies, gives it up. Nobody
-waits for it: without it the thresholds in force stay. Knows no server states, no slab and nothing
-of how thresholds are found.
+Starts the solver process once the server serves, kills it when it hangs, replaces it when it dies,
+gives it up. Nobody waits for it: without it the thresholds in force stay. Knows no server states,
+no slab and nothing of how thresholds are found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from trserve.children import Child
-from trserve.errors import StartFailedError
+from trserve.errors import EXIT_WORKER_LOST, StartFailedError
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import (
     GATEWAY_IDENTITY,
@@ -25,12 +25,14 @@ from trserve.ipc.control import (
 )
 from trserve.ipc.process import thread_environment
 from trserve.plan import ServerPlan
+from trserve.watchdog import Watchdog
 
 NEWS: Final = ("thresholds", "routing", "confirmed")
 MOST_DEATHS: Final = 3
 WITHIN_S: Final = 60.0
 FIRST_PAUSE_S: Final = 1.0
 _MODULE: Final = "trserve.solver.main"
+_SOLVER: Final = 0  # the one that the watchdog watches
 
 
 class Solving:
@@ -59,6 +61,10 @@ class Solving:
         self._arguments = arguments
         self._watch = watch
         self._note = note
+        self._limit_s = plan.watchdog_s
+        self._watchdog = Watchdog(plan.watchdog_s)
+        self._watched: Child | None = None
+        self._hung_s = 0.0  # what solvers that hung have spent so, which is no time between deaths
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
         self._start_at: float | None = None
         self._news: dict[str, Message] = {}
@@ -146,8 +152,11 @@ class Solving:
 
     def _tell_solver(self) -> None:
         """Whether what it found is in force, for what it measures would say nothing of it else."""
-        if any(child.identity == SOLVER_IDENTITY for child in self._children):
+        if self._solver() is not None:
             self._control.send(SOLVER_IDENTITY, {"type": "held", "held": self._held is not None})
+
+    def _solver(self) -> Child | None:
+        return next((each for each in self._children if each.identity == SOLVER_IDENTITY), None)
 
     def _tell(self, rows: Mapping[str, Sequence[int]]) -> None:
         self._tell_all({"type": "thresholds", "models": self._models, "rows": rows})
@@ -185,8 +194,9 @@ class Solving:
         )
 
     def _on_end(self, end: str, now: float) -> None:
-        recent = [at for at in self._deaths if now - at < WITHIN_S]
-        self._deaths.append(now)
+        lived = now - self._hung_s
+        recent = [at for at in self._deaths if lived - at < WITHIN_S]
+        self._deaths.append(lived)
         if len(recent) + 1 < MOST_DEATHS:
             self._start_at = now + FIRST_PAUSE_S * 2 ** len(recent)
             self._note(f"{end}; it is started again, the batch thresholds stay as they are")
@@ -202,7 +212,21 @@ class Solving:
         """When :meth:`tick` has something to do that cannot wait for a second."""
         return () if self._start_at is None else (self._start_at,)
 
-    def tick(self, now: float) -> None:
-        """Do what is due."""
+    def tick(self, now: float, heartbeat: int) -> None:
+        """Do what is due; ``heartbeat`` counts the solver's signs of life so far."""
         if self._start_at is not None and self._start_at <= now:
             self.start()
+        self._look_after(self._solver(), heartbeat, now)
+
+    def _look_after(self, solver: Child | None, heartbeat: int, now: float) -> None:
+        """Kill a solver that hangs; its end is then that of any other."""
+        if solver is not self._watched:
+            self._watched = solver
+            self._watchdog.forget(_SOLVER)
+        if solver is None or solver.failure is not None:
+            return
+        if self._watchdog.hangs(_SOLVER, heartbeat, now):
+            message = f"{solver.title} hung for {self._limit_s:g} s and was killed"
+            solver.failure = (message, EXIT_WORKER_LOST)
+            self._hung_s += self._limit_s
+            solver.process.kill()

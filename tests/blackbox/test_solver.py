@@ -13,7 +13,7 @@ from tests.serverproc import Server, concurrently, wait_until
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
 BODY |= {"trserve": {"router": {"tau": 0.05}}}
-LOWEST_PRIORITY = "19"
+NICENESS = "10"
 
 
 def solvers(server: Server) -> list[int]:
@@ -36,7 +36,7 @@ def test_there_is_none_where_nothing_is_to_be_solved(more):
 def test_it_gives_way_to_everybody_and_reports_what_it_finds():
     with Server(["--device", "cpu"]) as server:
         (pid,) = solvers(server)
-        assert wait_until(lambda: stat(pid)[16], lambda nice: nice == LOWEST_PRIORITY, 10.0)
+        assert wait_until(lambda: stat(pid)[16], lambda nice: nice == NICENESS, 10.0)
 
         def load(index: int) -> None:
             server.post("/v1/completions", BODY | {"prompt": [5 + index, 6, 7]})
@@ -62,14 +62,21 @@ def test_it_gives_way_to_everybody_and_reports_what_it_finds():
         assert not server.wait_gone()
 
 
-def test_its_death_is_a_note_and_no_more():
-    with Server(["--device", "cpu"]) as server:
+def test_its_death_is_a_note_and_no_more_and_neither_is_its_hanging():
+    with Server(["--device", "cpu", "--watchdog-s", "2"]) as server:
         (pid,) = solvers(server)
         os.kill(pid, signal.SIGKILL)
         assert server.request("GET", "/readyz").status == 200
         server.post("/v1/completions", BODY)
-        assert wait_until(lambda: solvers(server), lambda found: found not in ([], [pid]), 10.0)
+        found = wait_until(lambda: solvers(server), lambda found: found not in ([], [pid]), 10.0)
         assert "the solver was killed by SIGKILL; it is started again" in server.stderr
+        (second,) = found
+        os.kill(second, signal.SIGSTOP)
+        server.post("/v1/completions", BODY)
+        assert server.request("GET", "/readyz").status == 200
+        gone = wait_until(lambda: solvers(server), lambda now: now not in ([], [second]), 10.0)
+        assert gone not in ([], [second])
+        assert "the solver hung for 2 s and was killed; it is started again" in server.stderr
         assert server.request("GET", "/readyz").status == 200
         assert server.stop() == 0
         assert not server.wait_gone()

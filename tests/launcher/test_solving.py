@@ -28,6 +28,7 @@ class Scene:
     started: list[Child] = field(default_factory=list)
     sent: list[tuple[str, Message]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    heartbeat: int = 0
     solving: Solving = field(init=False)
 
     def send(self, identity: str, message: Message) -> None:
@@ -42,6 +43,9 @@ class Scene:
         assert child.identity == SOLVER_IDENTITY
         child.failure = (failure, 3) if failure else None
         self.solving.replace(child, now)
+
+    def tick(self, now: float) -> None:
+        self.solving.tick(now, self.heartbeat)
 
     def told(self, kind: str) -> list[tuple[str, Any]]:
         return [(to, message.get("rows")) for to, message in self.sent if message["type"] == kind]
@@ -137,9 +141,9 @@ def test_one_that_dies_is_started_again_after_pauses_that_grow(scene: Scene) -> 
     scene.solving.on_thresholds({"type": "thresholds", "rows": ROWS})
     scene.die(10.0)
     assert list(scene.solving.due()) == [11.0]
-    scene.solving.tick(10.9)
+    scene.tick(10.9)
     assert len(scene.started) == 1
-    scene.solving.tick(11.0)
+    scene.tick(11.0)
     assert len(scene.started) == 2
     assert list(scene.solving.due()) == []
     scene.die(12.0, "no memory")
@@ -153,10 +157,10 @@ def test_the_third_death_within_a_minute_is_the_last(scene: Scene) -> None:
     scene.solving.on_thresholds({"type": "thresholds", "rows": ROWS})
     for now in (0.0, 20.0):
         scene.die(now)
-        scene.solving.tick(now + 10.0)
+        scene.tick(now + 10.0)
     scene.die(59.0)
     assert list(scene.solving.due()) == []
-    scene.solving.tick(1000.0)
+    scene.tick(1000.0)
     scene.solving.start()
     assert len(scene.started) == 3
     assert scene.told("thresholds")[2:] == [(worker, {}) for worker in BOTH]
@@ -166,8 +170,50 @@ def test_the_third_death_within_a_minute_is_the_last(scene: Scene) -> None:
 def test_deaths_that_lie_far_apart_do_not_add_up(scene: Scene) -> None:
     for now in range(0, 400, 40):
         scene.die(float(now))
-        scene.solving.tick(now + 10.0)
+        scene.tick(now + 10.0)
     assert len(scene.started) == 11
+
+
+def test_one_that_hangs_is_killed_once_and_started_again(new_scene: NewScene) -> None:
+    scene = new_scene(watchdog_s=10.0)
+    scene.solving.start()
+    scene.solving.on_thresholds({"type": "thresholds", "rows": ROWS})
+    for now in range(30):
+        scene.heartbeat += 1
+        scene.tick(float(now))
+    (solver,) = scene.started
+    for now in range(30, 39):
+        scene.tick(float(now))
+    assert not solver.process.kills
+    for now in range(39, 45):
+        scene.tick(float(now))
+    assert solver.process.kills == 1
+    assert solver.failure and "hung for 10 s and was killed" in solver.failure[0]
+    scene.children.remove(solver)
+    scene.solving.replace(solver, 45.0)
+    scene.tick(46.0)
+    assert len(scene.started) == 2 and "it is started again" in scene.notes[-1]
+    assert len(scene.told("thresholds")) == 2, "those in force stay"
+
+
+def test_hanging_again_and_again_is_the_end_however_long_the_watchdog_waits(
+    new_scene: NewScene,
+) -> None:
+    scene = new_scene(watchdog_s=100.0)
+    scene.solving.start()
+    for now in range(400):
+        scene.tick(float(now))
+        last = scene.started[-1]
+        if last.process.kills and last in scene.children:
+            scene.children.remove(last)
+            scene.solving.replace(last, float(now))
+    assert len(scene.started) == 3 and "third time" in scene.notes[-1]
+
+
+def test_without_a_watchdog_nobody_hangs(scene: Scene) -> None:
+    for now in range(400):
+        scene.tick(float(now))
+    assert len(scene.started) == 1 and not scene.started[0].process.kills
 
 
 def ask(scene: Scene, **change: Any) -> Message:
@@ -231,7 +277,7 @@ def test_starts_that_are_refused_are_said_and_not_tried_for_ever(
     scene.solving.start()
     for _ in range(2):
         (due,) = scene.solving.due()
-        scene.solving.tick(due)
+        scene.tick(due)
     assert list(scene.solving.due()) == [] and scene.started == []
     assert len(scene.notes) == 3 and all(note.startswith("no room") for note in scene.notes)
 

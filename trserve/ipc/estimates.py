@@ -8,13 +8,15 @@ decided by them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trserve.ipc.layout import ESTIMATE_WORDS
 from trserve.ipc.slab import Slab
+
+_HEARTBEAT: Final = ESTIMATE_WORDS.index("heartbeat")
 
 
 class Report(NamedTuple):
@@ -27,6 +29,7 @@ class Report(NamedTuple):
         measured_tokens_per_s: of the last seconds in which N stood still.
         solutions: how often the thresholds were worked out.
         changes: how often routing was found to have changed.
+        heartbeat: signs of life so far: it stands still while a solver hangs.
         routing, tokens: P and C, [M, M].
         latency_ms: [M], of a step at the mean width.
     """
@@ -37,6 +40,7 @@ class Report(NamedTuple):
     measured_tokens_per_s: float
     solutions: float
     changes: float
+    heartbeat: float
     routing: NDArray[np.float64]
     tokens: NDArray[np.float64]
     latency_ms: NDArray[np.float64]
@@ -48,7 +52,7 @@ def read_report(slab: Slab) -> Report:
     named, rest = np.split(words, [len(ESTIMATE_WORDS)])
     routing, tokens, latency = np.split(rest, [models**2, 2 * models**2])
     shape = (models, models)
-    live, predicted, eager, measured, solutions, changes = named.tolist()
+    live, predicted, eager, measured, solutions, changes, heartbeat = named.tolist()
     return Report(
         live=live,
         predicted_tokens_per_s=predicted,
@@ -56,10 +60,21 @@ def read_report(slab: Slab) -> Report:
         measured_tokens_per_s=measured,
         solutions=solutions,
         changes=changes,
+        heartbeat=heartbeat,
         routing=routing.reshape(shape),
         tokens=tokens.reshape(shape),
         latency_ms=latency,
     )
+
+
+def read_heartbeat(slab: Slab) -> int:
+    """The solver's signs of life so far."""
+    return int(slab.estimates[_HEARTBEAT])
+
+
+def beat(slab: Slab) -> None:
+    """One more."""
+    slab.estimates[_HEARTBEAT] += 1
 
 
 def write_numbers(slab: Slab, **numbers: float) -> None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 LINE: Final = 64
 MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
-LAYOUT_VERSION: Final = 7
+LAYOUT_VERSION: Final = 8
 PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
@@ -74,9 +74,10 @@ ESTIMATE_WORDS: Final = (
     "measured_tokens_per_s",
     "solutions",
     "changes",
+    "heartbeat",
 )
 """float64 words of the solver, before its matrices (``Layout.estimate_words``); 0 before it knows
-any."""
+any. ``heartbeat`` counts its signs of life."""
 
 WORKER_LINES: Final = -(-len(WORKER_WORDS) * 8 // LINE)
 

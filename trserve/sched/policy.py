@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -85,13 +85,22 @@ class ThresholdPolicy:
         models: M.
         max_concurrency: the largest N that can be live.
         budget_s: for each solved row; see ``search``.
+        on_search: called before each search, of which an update has many.
 
     Attributes:
         table: the thresholds in force.
         solutions: how often they were worked out.
     """
 
-    def __init__(self, models: int, max_concurrency: int, *, budget_s: float = 0.5) -> None:
+    def __init__(
+        self,
+        models: int,
+        max_concurrency: int,
+        *,
+        budget_s: float = 0.5,
+        on_search: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_search = on_search
         self._eager = (1,) * models
         self._most = max_concurrency
         self._budget_s = budget_s
@@ -175,6 +184,7 @@ class ThresholdPolicy:
         if count > _FULL_SEARCH and below:
             last = max(below)
             candidates = [in_force, *_scaled(below[last].vector, count / last, count)]
+        self._on_search()
         solution = search(system, count, budget_s=self._budget_s, candidates=candidates)
         if in_force in solution.values:
             return solution
@@ -196,6 +206,7 @@ class ThresholdPolicy:
     def _is_safe(self, vector: Vector, leans: list[System], count: int) -> bool:
         """Whether ``vector`` is no worse than eager wherever the truth may lie."""
         for system in leans:
+            self._on_search()
             found = search(system, count, budget_s=self._budget_s, candidates=[vector])
             if found.values.get(vector, 0.0) < found.eager_tokens_per_s:
                 return False

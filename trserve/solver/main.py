@@ -1,6 +1,7 @@
 """The solver's process from its first act to its end: look, solve, tell the launcher.
 
-Of the lowest priority, on one thread: what it takes from a step is nothing that a worker notices.
+Of low priority, on one thread: a worker that wakes takes the core from it at once. It is not of the
+lowest, with which a busy machine leaves it a sixtieth of a core and news comes seconds late.
 It holds nothing that anybody waits for, so the launcher simply ends it. Imports no torch.
 """
 
@@ -11,7 +12,7 @@ import os
 import select
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from trserve.ipc.layout import Layout
 
 log = logging.getLogger(__name__)
-LOWEST_PRIORITY = 19
+NICENESS: Final = 10
 
 
 class SolverPlan(msgspec.Struct, frozen=True):
@@ -70,7 +71,7 @@ def main() -> int:
     """Serve, leave; returns the exit code."""
     arguments = parse_child_arguments()
     begin_child(arguments, name=SOLVER_IDENTITY)
-    os.nice(LOWEST_PRIORITY)
+    os.nice(NICENESS)
     control = ControlClient(arguments.control, SOLVER_IDENTITY)
     try:
         _serve(arguments, control)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from trserve.ipc.estimates import read_report, write_matrices, write_numbers
+from trserve.ipc.estimates import beat, read_report, write_matrices, write_numbers
 from trserve.ipc.slab import Slab
 from trserve.sched.estimator import Estimate, Estimator
 from trserve.sched.system import InvalidSystem
@@ -71,6 +71,7 @@ class Solver:
 
     def look(self, now_s: float) -> Rows | None:
         """Take in what happened; returns the new table's rows if workers are to be told."""
+        beat(self._slab)
         look = self._observer.look()
         self.wait_s = self._looks.wait_s(now_s, busy=look.moved or look.live > 0)
         peak = self._peak.add(now_s, look.live)
@@ -195,4 +196,6 @@ class Solver:
 def _new_policy(slab: Slab) -> ThresholdPolicy:
     from trserve.sched.policy import ThresholdPolicy
 
-    return ThresholdPolicy(slab.layout.workers, slab.layout.slots)
+    # An update is many searches, each with a bound: none of them is a solver that hangs.
+    layout = slab.layout
+    return ThresholdPolicy(layout.workers, layout.slots, on_search=lambda: beat(slab))
