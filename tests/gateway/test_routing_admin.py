@@ -159,6 +159,28 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     run(story, folder)
 
 
+def test_what_a_target_share_moves_is_not_set_beside_it(folder: Path) -> None:
+    async def story(g: Gateway, launcher: Launcher) -> None:
+        for value in (0.5, None):
+            answer = await ask(g, {"router": {"tau": value}, "batch_threshold": [1, 3]})
+            assert statuses(answer) == [409]
+            told = envelope(answer)
+            assert (told["param"], told["code"]) == ("router", "follows_target_share")
+            assert told["message"].startswith("tau follows target_share = 0.2 ")
+        assert launcher.told == []
+        body_of(await ask(g, {"batch_threshold": [1, 3]}))
+
+    run(story, folder, router_config={"tau": 0.03, "target_share": 0.2})
+
+
+def test_without_a_share_to_keep_the_threshold_is_the_administrators(folder: Path) -> None:
+    async def story(g: Gateway, launcher: Launcher) -> None:
+        body_of(await ask(g, {"router": {"tau": 0.5}}))
+        assert launcher.router == {"tau": 0.5}
+
+    run(story, folder, router_config={"tau": 0.03, "target_share": 0.0})
+
+
 def test_fixed_thresholds_are_the_starts(folder: Path) -> None:
     async def story(g: Gateway, launcher: Launcher) -> None:
         assert body_of(await ask(g))["batch_threshold"]["source"] == "start"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -21,6 +21,7 @@ from trserve.gateway.service import Service
 from trserve.ipc.control import Message
 from trserve.plan import ServerPlan
 from trserve.router_lib.parameters import check_values
+from trserve.router_lib.registry import TARGET_SHARE
 from trserve.sched.table import ThresholdTable
 
 log = logging.getLogger(__name__)
@@ -140,7 +141,24 @@ class RoutingAdmin:
         }
         if problem := check_values(values, self._plan.router, known):
             raise RequestError(problem, param=_ROUTER)
+        self._check_not_steered(values)
         return {name: float(value) for name, value in values.items() if value is not None}
+
+    def _check_not_steered(self, names: Collection[str]) -> None:
+        """RequestError (409) for the parameter that a target share moves all the time."""
+        share = self._plan.router_config.get(TARGET_SHARE.name, 0.0)
+        if not share:
+            return
+        steered = self._service.router_parameters[0].name
+        if steered in names:
+            raise RequestError(
+                f"{steered} follows {TARGET_SHARE.name} = {share} of this server's --router-config "
+                "and cannot be set beside it; give it with single requests, or start the server "
+                f"without {TARGET_SHARE.name}",
+                status=409,
+                param=_ROUTER,
+                code="follows_target_share",
+            )
 
     def _rows(self, given: object) -> Rows | None:
         """Rows of thresholds by the number of live requests; None for those of the start."""
