@@ -6,6 +6,12 @@ then slots are touched for the first time and the prefix cache fills. After it, 
 resident memory may change by more than 5 %. One row a process; ``private`` is what it has written
 and shares with nobody. ``fds`` are open descriptors: while no client is connected after the
 warm-up, at most, and when all clients have left.
+
+With ``--minutes`` the embedded pair answers chats and texts of many lengths for so long instead,
+which arrive at random moments at ``--load`` of what it can do, measured before; one client in seven
+leaves in the middle. Then no status may be 5xx, and as many requests must be answered as arrive.
+The solver's memory is that of the largest model that it happens to solve: of it the peaks of both
+halves are compared. On a machine that others use the load may be more than what was measured.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +34,9 @@ from threading import Timer
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from bench.common import Row, parser, report
+from bench.common import Row, parser, print_table, report
 from bench.soak_load import Load, make_request
+from bench.soak_paced import PacedLoad, make_visit
 
 MODEL: Final = "zero-layer"
 TOKEN_IDS: Final = 512
@@ -44,19 +51,26 @@ ARGUMENTS: Final = (
     "--threads",
     "1",
 )
+PAIR_ARGUMENTS: Final = ("--device", "cpu", "--no-log-requests")
 REQUESTS: Final = 100_000
 QUICK_REQUESTS: Final = 10_000
 WARM_UP_SHARE: Final = 0.1
 LEAST_WARM_UP: Final = 2_000
 ALLOWED_CHANGE: Final = 0.05
+LATE_SHARE: Final = 0.01
 SAMPLE_EVERY_S: Final = 0.5
+LOAD: Final = 0.8
+CAPACITY_WIDTH: Final = 32
+CAPACITY_S: Final = 15.0
 IDLE_TIMEOUT_S: Final = 10.0
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 30.0
+STATUS: Final = "status_"
+SOLVER: Final = "solver"
 _TITLES: Final = {
     "trserve.workers.main": "worker",
     "trserve.gateway.main": "gateway",
-    "trserve.solver.main": "solver",
+    "trserve.solver.main": SOLVER,
 }
 _READY: Final = re.compile(r"trserve ready (http://\S+) ")
 
@@ -87,6 +101,7 @@ class Samples:
             "rss_end_mib": self.rss[-1],
             "rss_change": change(self.rss),
             "private_change": change(self.private),
+            "peak_growth": peak_growth(self.rss),
             "fds_before": self.fds_before,
             "fds_max": max(self.fds),
             "fds_after": self.fds[-1],
@@ -96,6 +111,12 @@ class Samples:
 def change(values: Sequence[float]) -> float:
     """By how much ``values`` differ at most, as a share of the first."""
     return (max(values) - min(values)) / values[0]
+
+
+def peak_growth(values: Sequence[float]) -> float:
+    """By how much the second half's largest exceeds the first's, as a share of that."""
+    half = (len(values) + 1) // 2
+    return max(values[half:], default=0.0) / max(values[:half]) - 1.0
 
 
 def _mib(rollup: str, name: str) -> float:
@@ -137,6 +158,64 @@ async def soak(url: str, root: int, *, requests: int, seed: int = 0) -> list[Row
     started = time.perf_counter()
     await Load(address.hostname, address.port, make, range(warm_up)).run()
     await _wait_idle(url)
+    load = Load(address.hostname, address.port, make, range(warm_up, requests))
+    rows = await _watched(url, root, load.run(), SAMPLE_EVERY_S)
+    per_s = requests / (time.perf_counter() - started)
+    total = {"process": "all", "requests": requests, "warm_up": warm_up, "requests_per_s": per_s}
+    return [*rows, total]
+
+
+async def paced_soak(
+    url: str,
+    root: int,
+    *,
+    minutes: float,
+    share: float = LOAD,
+    seed: int = 0,
+    settle_s: float = CAPACITY_S,
+) -> list[Row]:
+    """:func:`soak` for so many minutes at ``share`` of what the server can do.
+
+    Before, as many requests as ever may be are open at once for ``settle_s``, its capacity is
+    measured for as long, and a tenth of the time, at least twice as long, is warm-up: by then every
+    slot was used, and the prefix cache is full.
+    """
+    address = urlsplit(url)
+    assert address.hostname and address.port
+    place, make = (address.hostname, address.port), partial(make_visit, seed=seed)
+    crowd = PacedLoad(place, make, per_s=None)
+    await crowd.run(settle_s)
+    flood = PacedLoad(place, make, per_s=None, width=CAPACITY_WIDTH, first=crowd.number)
+    began = time.monotonic()
+    await flood.run(settle_s)
+    capacity = (flood.number - crowd.number) / (time.monotonic() - began)
+    warm_up = PacedLoad(place, make, per_s=share * capacity, first=flood.number)
+    await warm_up.run(max(2 * settle_s, 6 * minutes))
+    await _wait_idle(url)
+    load = PacedLoad(place, make, per_s=share * capacity, first=warm_up.number)
+    began = time.monotonic()
+    rows = await _watched(url, root, load.run(60 * minutes), SAMPLE_EVERY_S * max(1, minutes / 10))
+    took_s = time.monotonic() - began
+    took = sorted(load.seconds)
+    total = {
+        "process": "all",
+        "requests": load.number - warm_up.number,
+        "requests_per_s": (load.number - warm_up.number) / took_s,
+        "capacity_per_s": capacity,
+        "took_s": took_s,
+        "left": load.left,
+        "late": load.late,
+        "latency_p50_s": took[len(took) // 2],
+        "latency_p99_s": took[len(took) * 99 // 100],
+        **{f"{STATUS}{status}": count for status, count in sorted(load.statuses.items())},
+    }
+    return [*rows, total]
+
+
+async def _watched(
+    url: str, root: int, work: Coroutine[Any, Any, None], every_s: float
+) -> list[Row]:
+    """One row a process of the server's, of the time of ``work``; raises as :func:`soak`."""
     pids = processes(root)
     samples = {name: Samples(open_descriptors(pid)) for name, pid in pids.items()}
 
@@ -144,17 +223,14 @@ async def soak(url: str, root: int, *, requests: int, seed: int = 0) -> list[Row
         for name, pid in pids.items():
             samples[name].add(pid)
 
-    load = Load(address.hostname, address.port, make, range(warm_up, requests))
-    running = asyncio.create_task(load.run())
+    running = asyncio.create_task(work)
     while not running.done():
         look()
-        await asyncio.wait([running], timeout=SAMPLE_EVERY_S)
+        await asyncio.wait([running], timeout=every_s)
     await running
-    per_s = requests / (time.perf_counter() - started)
     await _wait_idle(url)
     look()
-    total = {"process": "all", "requests": requests, "warm_up": warm_up, "requests_per_s": per_s}
-    return [*(each.row(name) for name, each in samples.items()), total]
+    return [each.row(name) for name, each in samples.items()]
 
 
 async def _wait_idle(url: str) -> None:
@@ -208,11 +284,18 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     """What grew, one line each; nothing if all is flat."""
     grown = []
     for row in rows:
-        if row.get("rss_change", 0.0) > ALLOWED_CHANGE:
-            grown.append(f"{row['process']}: resident memory changed by {row['rss_change']:.1%}")
+        # See the module.
+        change_of = "peak_growth" if row["process"] == SOLVER else "rss_change"
+        if (by := row.get(change_of, 0.0)) > ALLOWED_CHANGE:
+            grown.append(f"{row['process']}: resident memory changed by {by:.1%}")
         if row.get("fds_after", 0) > row.get("fds_before", 0):
             more = row["fds_after"] - row["fds_before"]
             grown.append(f"{row['process']}: {more} more open descriptors than before")
+        failed = [f"{n} of {key}" for key, n in row.items() if key.startswith(f"{STATUS}5")]
+        if failed:
+            grown.append(f"errors: {', '.join(failed)}")
+        if row.get("late", 0) > LATE_SHARE * row.get("requests", 0):
+            grown.append(f"{row['late']} arrivals found too many requests open: it fell behind")
     return grown
 
 
@@ -220,13 +303,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the soak and report; exit status 1 if something grew."""
     made = parser("soak", "Memory and descriptors of a server over many short requests.")
     made.add_argument("--requests", type=int, default=REQUESTS)
+    made.add_argument("--minutes", type=float, help="the embedded pair, for so long")
+    made.add_argument("--load", type=float, default=LOAD, help="with --minutes, of its capacity")
     made.add_argument("--seed", type=int, default=0, help="of the requests")
     args = made.parse_args(argv)
     if args.quick:
         args.requests = min(args.requests, QUICK_REQUESTS)
-    with launched(ARGUMENTS) as (url, root):
-        rows = asyncio.run(soak(url, root, requests=args.requests, seed=args.seed))
-    report("soak", args, rows, f"{args.requests} short requests on {MODEL}")
+    with launched(PAIR_ARGUMENTS if args.minutes else ARGUMENTS) as (url, root):
+        if args.minutes:
+            work = paced_soak(url, root, minutes=args.minutes, share=args.load, seed=args.seed)
+            title = f"{args.minutes:g} minutes of the embedded pair at {args.load:.0%} of capacity"
+        else:
+            work = soak(url, root, requests=args.requests, seed=args.seed)
+            title = f"{args.requests} short requests on {MODEL}"
+        rows = asyncio.run(work)
+    report(
+        "soak",
+        args,
+        rows,
+        title,
+        shown=lambda row: row if "rss_end_mib" in row else {"process": "all"},
+    )
+    print_table("requests", [rows[-1]])
     grown = verdict(rows)
     print("\n".join(grown) or f"flat: no process changed by more than {ALLOWED_CHANGE:.0%}")
     sys.exit(bool(grown))

@@ -46,7 +46,7 @@ def make_request(number: int, seed: int, vocab: int) -> Request:
         own = [dice.randrange(vocab) for _ in range(dice.randint(1, 20))]
         shared = list(range(dice.choice((0, 0, 16, 40))))
         path, body["prompt"] = "/v1/completions", shared + own
-    return Request("leave" if leaves else "stream" if streams else "whole", _encode(path, body))
+    return Request("leave" if leaves else "stream" if streams else "whole", encode(path, body))
 
 
 def _extras(dice: random.Random) -> dict[str, Any]:
@@ -61,7 +61,8 @@ def _extras(dice: random.Random) -> dict[str, Any]:
     return {}
 
 
-def _encode(path: str, body: dict[str, Any]) -> bytes:
+def encode(path: str, body: dict[str, Any]) -> bytes:
+    """The bytes of a POST."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
@@ -92,7 +93,7 @@ class Load:
         client = None
         for number in self._numbers:
             request = self._make(number)
-            client = client or await _Client.connect(*self._address)
+            client = client or await Client.connect(*self._address)
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 if request.kind == "leave":
                     await client.leave(request.data)
@@ -103,25 +104,42 @@ class Load:
             await client.close()
 
 
-class _Client:
-    """One connection."""
+class Client:
+    """One connection, kept open."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def connect(cls, host: str, port: int) -> _Client:
+    async def connect(cls, host: str, port: int) -> Client:
+        """A new connection."""
         return cls(*await asyncio.open_connection(host, port, limit=_LARGEST_ANSWER))
+
+    def send(self, data: bytes) -> None:
+        """Send a request."""
+        self._writer.write(data)
+
+    async def answer(self) -> tuple[bytes, bytes]:
+        """Head and body of the answer to what was sent, read to the end."""
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        if b"transfer-encoding: chunked" in head:
+            return head, await self._reader.readuntil(b"\r\n0\r\n\r\n")
+        return head, await self._reader.readexactly(_content_length(head))
+
+    async def events(self, count: int) -> int:
+        """Read the head of a stream and its first events, or all there are; its status."""
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        for _ in range(count if status == 200 else 0):
+            if b"[DONE]" in await self._reader.readuntil(b"\n\n"):
+                break
+        return status
 
     async def exchange(self, request: Request) -> None:
         """Send a request and read its answer to the end."""
-        self._writer.write(request.data)
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        if b"transfer-encoding: chunked" in head:
-            body = await self._reader.readuntil(b"\r\n0\r\n\r\n")
-        else:
-            body = await self._reader.readexactly(_content_length(head))
+        self.send(request.data)
+        head, body = await self.answer()
         complete = b'"finish_reason":"length"' in body
         ended = request.kind == "whole" or b"data: [DONE]" in body
         if not (head.startswith(b"HTTP/1.1 200 ") and complete and ended):
@@ -129,12 +147,13 @@ class _Client:
 
     async def leave(self, data: bytes) -> None:
         """Send a request and close the connection once it is under way, or at once."""
-        self._writer.write(data)
+        self.send(data)
         if b'"stream": true' in data:
-            await self._reader.readuntil(b"\r\n\r\n")
+            await self.events(0)
         await self.close()
 
     async def close(self) -> None:
+        """Close the connection."""
         self._writer.close()
         await self._writer.wait_closed()
 

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from urllib.parse import urlsplit
 
 import pytest
 
-from bench.soak import ARGUMENTS, Samples, change, soak, verdict, what_is_left
+from bench.soak import (
+    ARGUMENTS,
+    PAIR_ARGUMENTS,
+    Samples,
+    change,
+    paced_soak,
+    peak_growth,
+    soak,
+    verdict,
+    what_is_left,
+)
+from bench.soak_paced import PacedLoad, make_visit
 from tests.serverproc import Server
 
 FEW_SLOTS = ("--max-requests", "40")
@@ -30,6 +43,49 @@ def test_a_short_run_is_flat():
 @pytest.mark.slow
 def test_a_long_run_is_flat():
     assert verdict(run(100_000)) == []
+
+
+@pytest.mark.slow
+def test_a_paced_run_adds_up():
+    """Whether it is flat takes longer to say."""
+    with Server(PAIR_ARGUMENTS) as server:
+        rows = asyncio.run(paced_soak(server.url, server.pid, minutes=0.2, share=0.3, settle_s=3))
+    assert [row["process"] for row in rows][-3:] == ["gateway", "solver", "all"]
+    total = rows[-1]
+    assert {key for key in total if key.startswith("status_")} == {"status_200"}
+    assert total["left"] > 0
+    assert total["capacity_per_s"] > total["requests_per_s"] > 0
+
+
+def test_requests_arrive_at_their_pace_and_some_leave(server):
+    address = urlsplit(server.url)
+    load = PacedLoad((address.hostname, address.port), partial(make_visit, seed=1), per_s=40)
+    asyncio.run(load.run(1.5))
+    assert 30 < load.number < 100
+    assert set(load.statuses) == {200}
+    assert 0 < load.left < load.number / 2
+    assert load.number - load.left <= load.statuses[200] <= load.number
+    assert len(load.seconds) + load.left == load.number
+
+
+def test_a_paced_run_is_the_same_each_time():
+    visits = [make_visit(number, seed=3) for number in range(200)]
+    assert visits == [make_visit(number, seed=3) for number in range(200)]
+    assert visits != [make_visit(number, seed=4) for number in range(200)]
+    assert 0.05 < sum(visit.leaves_after is not None for visit in visits) / 200 < 0.3
+
+
+def test_errors_lateness_and_peaks_are_found():
+    total = {"process": "all", "requests": 1000, "late": 10, "status_200": 900, "status_429": 3}
+    assert verdict([total]) == []
+    assert verdict([total | {"status_503": 2}]) == ["errors: 2 of status_503"]
+    assert len(verdict([total | {"late": 11}])) == 1
+    assert peak_growth([100.0, 500.0, 100.0, 520.0, 90.0]) == pytest.approx(0.04)
+    assert peak_growth([100.0]) == -1.0
+    solver = {"process": "solver", "rss_change": 4.0, "peak_growth": 0.04}
+    assert verdict([solver]) == []
+    assert len(verdict([solver | {"peak_growth": 0.06}])) == 1
+    assert len(verdict([solver | {"process": "gateway"}])) == 1
 
 
 def test_growth_is_found():
