@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "memory.h"
 #include "model.h"
+#include "norm.h"
 #include "team.h"
 
 namespace trs {
@@ -183,43 +184,21 @@ class TypedModel final : public Model {
     for (int64_t i = 0; i < spec_.hidden; ++i) x[i] = to_float(row[i]);
   }
 
-  float inverse_length(const float* x) const {
-    Floats squares = {};
-    int64_t i = 0;
-    for (; i + kLanes <= spec_.hidden; i += kLanes) squares += load(x + i) * load(x + i);
-    float total = sum(squares);
-    for (; i < spec_.hidden; ++i) total += x[i] * x[i];
-    return 1.0f / std::sqrt(total + float(spec_.hidden) * spec_.eps);
-  }
-
   void norm(const float* scale, int t) {
-    const float* x = x_.get() + t * spec_.hidden;
-    X* out = normed_.get() + t * spec_.hidden;
-    const float inverse = inverse_length(x);
-    int64_t i = 0;
-    for (; i + kLanes <= spec_.hidden; i += kLanes) {
-      const Floats scaled = load(x + i) * inverse;
-      store(out + i, scale ? scaled * load(scale + i) : scaled);
-    }
-    for (; i < spec_.hidden; ++i) store_as(out + i, x[i] * inverse * (scale ? scale[i] : 1.0f));
+    normalize_into(x_.get() + t * spec_.hidden, scale, spec_.hidden, spec_.eps, normed_.get() + t * spec_.hidden);
   }
 
   void final_norm(int i) {
-    const float* x = x_.get() + step_->wanted[i] * spec_.hidden;
     float* hidden = step_->hidden + i * spec_.hidden;
-    const float inverse = inverse_length(x);
-    X* out = i < step_->logits_count ? normed_.get() + i * spec_.hidden : nullptr;
-    for (int64_t j = 0; j < spec_.hidden; ++j) {
-      hidden[j] = x[j] * inverse * spec_.final_norm[j];
-      if (out) store_as(out + j, hidden[j]);
-    }
+    normalize_into(x_.get() + step_->wanted[i] * spec_.hidden, spec_.final_norm, spec_.hidden, spec_.eps, hidden);
+    if (i >= step_->logits_count) return;
+    X* out = normed_.get() + i * spec_.hidden;
+    for (int64_t j = 0; j < spec_.hidden; ++j) store_as(out + j, hidden[j]);
   }
 
   void tap(int i) {
     const float* x = x_.get() + step_->wanted[i] * spec_.hidden;
-    float* out = step_->tap + i * spec_.hidden;
-    const float inverse = inverse_length(x);
-    for (int64_t j = 0; j < spec_.hidden; ++j) out[j] = x[j] * inverse * spec_.tap_norm[j];
+    normalize_into(x, spec_.tap_norm, spec_.hidden, spec_.eps, step_->tap + i * spec_.hidden);
   }
 
   // -- attention ----------------------------------------------------------------------------
