@@ -39,6 +39,7 @@ class ListSink:
     def __init__(self) -> None:
         self.usage: Any = None
         self.paused = False
+        self.plain = None
         self.deltas: list[Delta] = []
         self.error: RequestError | None = None
         self.breaks = False

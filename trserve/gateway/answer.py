@@ -87,6 +87,17 @@ class Answer:
         self.stop_reason: str | int | None = None
         self.abort_reason = TIMED_OUT
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether no text can end it, so that :meth:`push_one` will do for most tokens."""
+        return not self._stops.searches
+
+    def push_one(self, token: int, source: int) -> str:
+        """:meth:`push` of one token that is not the last; its text. For a plain answer."""
+        self.num_tokens += 1
+        self.counts[source] += 1
+        return self._detokenizer.push(token)
+
     def push(self, tokens: Sequence[int], sources: Sequence[int], finish: Finish) -> Delta:
         """Take in newly committed tokens; ``finish`` is not NONE if they are the last."""
         texts: list[str] = []

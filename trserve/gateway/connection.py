@@ -71,7 +71,10 @@ class Connection(HttpToolsProtocol):
         paused: whether the client is too slow to be written to now.
         lost: whether the client is gone.
         visit: the request that is answered.
+        write: writes to the socket now; the caller frames the data.
     """
+
+    write: Callable[[bytes], None]
 
     def __init__(self, *arguments: Any, timeouts: Timeouts = _NO_TIMEOUTS, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -88,10 +91,6 @@ class Connection(HttpToolsProtocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._body_bytes = 0
         self._stalled: asyncio.TimerHandle | None = None
-
-    def write(self, data: bytes) -> None:
-        """Write to the socket now; the caller frames the data."""
-        self.transport.write(data)
 
     @property
     def flushed(self) -> bool:
@@ -112,6 +111,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.write = transport.write
         self._watch_head()
 
     def on_message_begin(self) -> None:

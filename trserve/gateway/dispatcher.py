@@ -23,6 +23,7 @@ from trserve.gateway.answer import TIMED_OUT
 from trserve.gateway.generation import Generation
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.gateway.tracing import GatewayTrace
+from trserve.ipc.baton import LENGTH_SHIFT
 from trserve.ipc.doorbell import silence
 from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
@@ -30,6 +31,8 @@ from trserve.ipc.slab import Slab
 log = logging.getLogger(__name__)
 MAX_WAITING: Final = 1024
 _RETRY_AFTER_S: Final = 1
+FEW_STREAMS: Final = 8
+"""Up to so many are looked at one by one: cheaper than vector operations over all slots."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Dispatcher:
         self._place = place
         self._max_waiting = max_waiting
         self._seen = slab.baton_vector.copy()
+        self._row_tokens = slab.layout.row_tokens
+        self._tokens, self._sources = slab.tokens.reshape(-1), slab.source.reshape(-1)
         self._live: dict[int, Generation] = {}
         self._trace = GatewayTrace(slab)
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
@@ -142,10 +147,7 @@ class Dispatcher:
             self._live[generation.slot.index] = generation
         for generation in generations:
             # The worker may have been faster than this line.
-            word = self._slab.baton[generation.slot.index]
-            load_fence()
-            self._seen[generation.slot.index] = word
-            self._advance(generation, word)
+            self._catch_up(generation)
         return generations
 
     def _publish(self, jobs: Sequence[Job]) -> list[Slot]:
@@ -231,28 +233,54 @@ class Dispatcher:
     def on_bell(self) -> None:
         """Some baton words changed: serve the streams they belong to."""
         silence(self._bell)  # before the words are read: what is stored from here on rings again
+        if len(self._live) <= FEW_STREAMS:
+            for generation in tuple(self._live.values()):
+                if self._slab.baton[generation.slot.index] != self._seen[generation.slot.index]:
+                    self._catch_up(generation)
+        else:
+            self._serve_changed()
+        self._collect()
+
+    def _serve_changed(self) -> None:
         words = self._slab.baton_vector.copy()
         load_fence()
         changed = np.flatnonzero(words != self._seen)
         self._seen = words
-        for index in changed.tolist():
-            generation = self._live.get(index)
+        live, batons = self._live, words[changed]
+        # Most have one more token, so all of these are read at once; where it is not so, or the
+        # row is another request's by now, nobody uses it.
+        last = changed * self._row_tokens + np.maximum(batons >> LENGTH_SHIFT, 1) - 1
+        tokens, sources = self._tokens[last].tolist(), self._sources[last].tolist()
+        for index, word, token, source in zip(
+            changed.tolist(), batons.tolist(), tokens, sources, strict=True
+        ):
+            generation = live.get(index)
             if generation is not None:
-                self._advance(generation, int(words[index]))
-        self._collect()
+                self._advance(generation, word, token, source)
 
     def resume(self, generation: Generation) -> None:
         """The client reads again: give it what its row gained meanwhile."""
         if self._live.get(generation.slot.index) is generation:
-            word = self._slab.baton[generation.slot.index]
-            load_fence()
-            self._advance(generation, word)
+            self._catch_up(generation)
             self._collect()
 
-    def _advance(self, generation: Generation, word: int) -> None:
-        """Serve one stream; a bug that shows in it must not silence the others of this turn."""
+    def _catch_up(self, generation: Generation) -> None:
+        row = generation.slot.index
+        word = self._slab.baton[row]
+        load_fence()
+        self._seen[row] = word
+        last = row * self._row_tokens + max(word >> LENGTH_SHIFT, 1) - 1
+        self._advance(generation, word, int(self._tokens[last]), int(self._sources[last]))
+
+    def _advance(self, generation: Generation, word: int, token: int, source: int) -> None:
+        """Serve one stream, whose last token that ``word`` covers is given.
+
+        A bug that shows in it must not silence the others of this turn.
+        """
         begun = generation.begun
         try:
+            if begun and generation.grow(word, token, source):
+                return
             generation.advance(word)
         except Exception:
             log.exception("a stream failed")

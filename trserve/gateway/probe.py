@@ -26,6 +26,7 @@ class _Place:
     """Notes that the token came."""
 
     paused = False
+    plain = None
 
     def __init__(self) -> None:
         self.usage: Callable[[], dict[str, Any]] = dict

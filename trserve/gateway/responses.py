@@ -105,6 +105,10 @@ class StreamFormat:
         members = _end_members(logprobs, finish_reason, stop_reason, extra)
         return body + members + self._end_with(usage)
 
+    def text(self, text: str) -> bytes:
+        """:meth:`delta` of an event with nothing but text, which is not the first."""
+        return b"".join((self._next, _json_string(text), self._tail))
+
     def message(
         self,
         delta: Mapping[str, Any],

@@ -186,6 +186,8 @@ class GenerateWhole(WholeSink):
 class _Place:
     """Where one answer goes: what is common to both kinds of responses."""
 
+    plain = None
+
     def __init__(self, sink: WholeSink | StreamSink, shown: Shown) -> None:
         self._sink = sink
         self._shown = shown

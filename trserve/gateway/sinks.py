@@ -118,6 +118,7 @@ class WholeChoice:
     """Collects one answer of a body; never paused, because nothing is written."""
 
     paused = False
+    plain = None
 
     def __init__(self, sink: WholeSink, prompt: Prompt) -> None:
         self.usage: Callable[[], dict[str, Any]] = dict
@@ -196,10 +197,15 @@ class WholeSink:
 
 
 class StreamChoice:
-    """Turns one answer into events."""
+    """Turns one answer into events.
+
+    Attributes:
+        plain: sends the text of a token, after the first and while nothing else is said of tokens.
+    """
 
     def __init__(self, sink: StreamSink, events: StreamFormat, prompt: Prompt) -> None:
         self.usage: Callable[[], dict[str, Any]] = dict
+        self.plain: Callable[[str], None] | None = None
         self._sink = sink
         self._format = events
         self._members = sink.extras.collect(prompt)
@@ -228,8 +234,14 @@ class StreamChoice:
             logprobs=logprobs,
             usage=self._sink.usage() if self._continuous_usage else None,
         )
-        self._first = False
+        if self._first:
+            self._first = False
+            if self._members is None and not self._continuous_usage:
+                self.plain = self._send_text
         self._sink.send(event, last=delta.finish_reason is not None)
+
+    def _send_text(self, text: str) -> None:
+        self._sink.send_next(self._format.text(text))
 
     def fail(self, error: RequestError) -> None:
         """The whole stream fails with this choice."""
@@ -253,6 +265,7 @@ class StreamSink:
         self.request = request
         self.extras = extras
         self.writer = writer
+        self._put = writer.write
         self.response_id = _new_id(request)
         self._chunked = chunked
         self.opened = False
@@ -298,6 +311,14 @@ class StreamSink:
             self.begun.set_result(None)
         if not self._open_choices:
             self.ended.set_result(None)
+
+    def send_next(self, event: bytes) -> None:
+        """:meth:`send` of an event that is neither the first of the stream nor ends a choice."""
+        if not self._chunked or not self.opened or self.ended.done():
+            self.send(event, last=False)
+            return
+        self.num_writes += 1
+        self._put(b"%x\r\n%b\r\n" % (len(event), event))
 
     def comment(self) -> None:
         """A line that no client reads, once the response has begun."""

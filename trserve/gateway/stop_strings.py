@@ -37,6 +37,11 @@ class StopMatcher:
         self._partial = [0] * len(self._stops)
         self._held = ""
 
+    @property
+    def searches(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._stops)
+
     def push(self, text: str) -> tuple[str, str | None]:
         """Takes the next piece.
 

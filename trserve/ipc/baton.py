@@ -30,6 +30,7 @@ MAX_OWNER: Final = (1 << 6) - 1
 MAX_HOP: Final = (1 << HOP_BITS) - 1
 HOP_MASK: Final = MAX_HOP
 STATE_MASK: Final = 7 << STATE_SHIFT
+FINISH_MASK: Final = 7 << FINISH_SHIFT
 
 
 class SlotState(IntEnum):

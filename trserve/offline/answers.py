@@ -101,6 +101,7 @@ class Choice:
     """
 
     paused = False
+    plain = None
     """The queue behind ``give`` is unbounded; the row that it mirrors is not."""
 
     def __init__(
