@@ -94,7 +94,7 @@ class Generation:
         self.end_reason = ""
 
     def grow(self, word: int, token: int, source: int) -> bool:
-        """:meth:`advance` for the usual ``word``, which covers one more token: the one that is given.
+        """:meth:`advance` for the usual ``word``: it covers one more token, the one that is given.
 
         False, and nothing, where it is not the usual one.
         """
