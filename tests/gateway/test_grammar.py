@@ -367,6 +367,55 @@ def test_what_looks_like_the_end_of_a_call_may_stand_in_one() -> None:
     assert "".join(map(str, found)) == text[:-20]
 
 
+ELEMENTS = TOOL_TEMPLATE + "{# <function= <parameter= #}"
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"$ref": "#/$defs/few"},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "where": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["city", "unit"],
+    "$defs": {"few": {"type": "integer", "minimum": 1, "maximum": 9}},
+}
+ELEMENT_TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "stop"}},
+    {"type": "function", "function": {"name": "a>b"}},
+]
+
+
+def element_call(name: str, **parameters: str) -> str:
+    parts = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items()]
+    return f"<tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</tool_call>"
+
+
+def test_calls_have_elements_where_the_template_has(tmp_path: Path) -> None:
+    service = new_service(tmp_path, ELEMENTS)
+    found = grammar(service, chat(tools=ELEMENT_TOOLS, tool_choice="required"))
+    city = "two\nlines, <b> and </tool_call>"
+    whole = element_call("weather", city=city, days="3", unit="C", where="[1, 2]")
+    least = element_call("weather", city="Ulm", unit="F")
+    other = '<tool_call>\n{"name": "a>b", "arguments": {}}\n</tool_call>'
+    for right in (whole, least, element_call("stop"), other, f"{whole}\n{least}"):
+        assert accepts(found, right)
+    for wrong in (
+        element_call("weather", city="Ulm"),
+        element_call("weather", city="Ulm", days="10", unit="C"),
+        element_call("weather", city="Ulm", unit="K"),
+        element_call("stop", x="1"),
+        element_call("a>b"),
+    ):
+        assert not accepts(found, wrong)
+    for size in (3, len(whole)):
+        splitter = ToolCallSplitter(ELEMENT_TOOLS, follows=True)
+        pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+        (call,) = [part for piece in pieces for part in splitter.push(piece)] + splitter.flush()
+        arguments = json.loads(call.arguments)  # type: ignore[union-attr]
+        assert arguments == {"city": city, "days": 3, "unit": "C", "where": [1, 2]}
+
+
 # ---- reasoning ----
 
 THINKING = TOOL_TEMPLATE + "{# </think> #}"

@@ -79,7 +79,9 @@ def new_grammars(tokenizer: Any = None) -> Grammars:
 
 
 def grammar(kind: str, source: str) -> bytes:
-    return compiled(Wanted(Form(kind, source, kind), (), False, "never"))  # type: ignore[arg-type]
+    return compiled(
+        Wanted(Form(kind, source, kind), (), repeats=False, elements=False, reasons="never")  # type: ignore[arg-type]
+    )
 
 
 def text_of(tokens: Sequence[int]) -> str:
@@ -230,6 +232,22 @@ def test_steps_of_an_unchanged_batch_follow_it_too() -> None:
         expected = reference(PROMPT, limit=LIMIT, models=1, decide=stay, token=constrained(packed))
         assert w.outcome(slot) == expected
         assert len(text_of(expected.row[len(PROMPT) :])) == 40
+
+
+@pytest.mark.parametrize("wishes", [{"ignore_eos": True}, {"min_tokens": 30}])
+def test_a_finished_grammar_ends_an_answer_that_may_not_end(wishes: dict[str, Any]) -> None:
+    packed = grammar("regex", "[a-f]{4}[01]*[a-f]|[a-f]{9}")
+    decide = hash_route(1, 30)
+    with world(
+        workers=2, router=router_class(decide), grammars=new_grammars(), row_tokens=128
+    ) as w:
+        slot = w.submit(PROMPT, limit=LIMIT, grammar=packed, **wishes)
+        w.run(slot)
+        found = w.outcome(slot)
+    assert found.finish is Finish.STOP and found.row[-1] == EOS
+    assert found.row.count(EOS) == 1
+    matcher = LLMatcher(LIBRARY, unpack_grammar(packed), log_level=0)
+    assert matcher.consume_tokens(found.row[len(PROMPT) :]) and matcher.is_stopped()
 
 
 def test_a_worker_takes_in_nothing_but_the_suffix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ class ChatTemplate:
     Attributes:
         takes_tools: whether it shows tools to the model.
         has_reasoning: whether it knows of ``<think>`` and ``</think>``.
+        has_elements: whether it shows parameters of tools as elements, as Qwen3-Coder's.
 
     Raises:
         ConfigError: a text is not valid jinja2.
@@ -52,6 +53,9 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self.takes_tools = "tool_use" in texts or any("tools" in text for text in texts.values())
         self.has_reasoning = any("</think>" in text for text in texts.values())
+        self.has_elements = any(
+            "<function=" in text and "<parameter=" in text for text in texts.values()
+        )
 
     def render(
         self,

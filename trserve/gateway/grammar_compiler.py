@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from trserve.errors import RequestError
+from trserve.gateway.grammar_calls import CallRules, Tool, call_rules
 from trserve.gateway.grammar_fields import Form
 from trserve.gateway.reasoning import Reasons
-from trserve.gateway.tool_calls import BEGIN, END
 from trserve.params import pack_grammar
 
 if TYPE_CHECKING:
@@ -32,25 +32,17 @@ _MAX_MESSAGE: Final = 300
 _THINK_END: Final = "</think>"
 
 
-class Tool(msgspec.Struct, frozen=True):
-    """One that may be called; ``schema`` is the text of its parameters' schema."""
-
-    name: str
-    schema: str
-    param: str
-    lenient: bool
-
-
 class Wanted(msgspec.Struct, frozen=True):
     """All that decides a grammar.
 
     ``tools``: those that may be called instead of an answer in ``form``, or must be where there is
-    none; ``repeats``: one call may follow the other.
+    none; ``repeats``: one call may follow the other; ``elements``: parameters are elements.
     """
 
     form: Form | None
     tools: tuple[Tool, ...]
     repeats: bool
+    elements: bool
     reasons: Reasons
 
 
@@ -64,13 +56,17 @@ def compiled(wanted: Wanted) -> bytes:
     param = "tool_choice" if wanted.form is None else wanted.form.param
     _require_library(param)
     parts: dict[str, dict[str, Any]] = {}
-    for number, tool in enumerate(wanted.tools):
-        parts[f"call{number}"] = _json_part(tool.schema, tool.param, lenient=tool.lenient)
+    calls = None
+    if wanted.tools:
+        calls = call_rules(wanted.tools, repeats=wanted.repeats, elements=wanted.elements)
+        for name, (schema, tool) in calls.schemas.items():
+            parts[name] = _json_part(schema, tool.param, lenient=tool.lenient)
     if wanted.form is not None:
         parts["answer"] = _form_part(wanted.form)
     entries = [{"name": name, **part} for name, part in parts.items()]
-    if wanted.tools or wanted.reasons != "never":
-        entries.insert(0, {"name": "whole", "lark_grammar": _whole(wanted)})
+    if calls is not None or wanted.reasons != "never":
+        whole = _whole(calls, wanted.reasons, has_form=wanted.form is not None)
+        entries.insert(0, {"name": "whole", "lark_grammar": whole})
     text = json.dumps({"grammars": entries}, ensure_ascii=False)
     _check(text, param)
     return pack_grammar(text)
@@ -121,30 +117,20 @@ def _json_part(schema: str, param: str, *, lenient: bool) -> dict[str, Any]:
     return part
 
 
-def _whole(wanted: Wanted) -> str:
+def _whole(calls: CallRules | None, reasons: Reasons, *, has_form: bool) -> str:
     """The answer's parts, in Lark's syntax."""
-    bodies = ["@answer"] if wanted.form is not None else []
+    bodies = ["@answer"] if has_form else []
     rules = []
-    if wanted.tools:
+    if calls is not None:
         bodies.append("calls")
-        calls = 'call ("\\n" call)*' if wanted.repeats else "call"
-        names = " | ".join(f"call{number}" for number in range(len(wanted.tools)))
-        begin, end = json.dumps(BEGIN + "\n"), json.dumps("\n" + END)
-        rules += [f"calls: {calls}", f"call: {begin} ({names}) {end}"]
-        rules += [_call(tool, number) for number, tool in enumerate(wanted.tools)]
+        rules += calls.rules
     start = "(" + " | ".join(bodies) + ")"
-    if wanted.reasons != "never":
-        begin = "" if wanted.reasons == "already" else '"<think>" '
+    if reasons != "never":
+        begin = "" if reasons == "already" else '"<think>" '
         rules += [f'reasoning[lazy]: {begin}/(.|\\n)*/ "{_THINK_END}"', "BLANKS: /[ \\n]{0,4}/"]
         thought = "reasoning BLANKS"
-        start = f"{thought} {start}" if wanted.reasons == "already" else f"({thought})? {start}"
+        start = f"{thought} {start}" if reasons == "already" else f"({thought})? {start}"
     return "\n".join(["%llguidance {}", f"start: {start}", *rules]) + "\n"
-
-
-def _call(tool: Tool, number: int) -> str:
-    """As the templates of Hermes and Qwen show calls, to the space."""
-    head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
-    return f'call{number}: {head} @call{number} "}}"'
 
 
 # ---- checks ----

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trserve.errors import RequestError
-from trserve.gateway.grammar_compiler import Tool, Wanted, compiled
+from trserve.gateway.grammar_calls import Tool
+from trserve.gateway.grammar_compiler import Wanted, compiled
 from trserve.gateway.grammar_fields import checked_schema
 from trserve.gateway.message_parts import reasons_first
 from trserve.gateway.prompts import Prompt
@@ -44,6 +45,7 @@ def grammar_of(
             form=None if forced else request.form,
             tools=_tools(request),
             repeats=request.parallel_tool_calls and (request.calls_any or not forced),
+            elements=bool(request.tools) and tokenizer.has_elements,
             reasons=reasons_first(request, prompt.text, reasons=reasons),
         )
     )

@@ -122,6 +122,11 @@ class Tokenizer:
         """Whether the chat template knows of a model's reasoning."""
         return self._chat_template is not None and self._chat_template.has_reasoning
 
+    @property
+    def has_elements(self) -> bool:
+        """Whether the chat template shows parameters of tools as elements, and not as JSON."""
+        return self._chat_template is not None and self._chat_template.has_elements
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of ``text``; with ``add_special_tokens``, also those that the model wants around it.
 

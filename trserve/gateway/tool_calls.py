@@ -17,6 +17,7 @@ from trserve.gateway.markers import cut
 BEGIN: Final = "<tool_call>"
 END: Final = "</tool_call>"
 _FUNCTION: Final = "<function="
+_FUNCTION_END: Final = "</function>"
 _PARAMETER: Final = "<parameter="
 
 
@@ -41,13 +42,20 @@ def parse_call(text: str, tools: Sequence[Mapping[str, Any]]) -> Call | None:
     return call
 
 
+def _is_whole(text: str, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether ``text`` is a call to its end; elements are read as far as there are any."""
+    if text.lstrip().startswith(_FUNCTION):
+        return text.rstrip().endswith(_FUNCTION_END)
+    return parse_call(text, tools) is not None
+
+
 def _read_call(text: str, tools: Sequence[Mapping[str, Any]]) -> Call | None:
     if text.startswith(_FUNCTION):
         name, found, rest = text.removeprefix(_FUNCTION).partition(">")
         name = name.strip()
         if not (name and found):
             return None
-        return Call(name, _arguments(rest.partition("</function>")[0], _properties(name, tools)))
+        return Call(name, _arguments(rest.partition(_FUNCTION_END)[0], _properties(name, tools)))
     call = json.loads(text)
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
@@ -123,7 +131,7 @@ class ToolCallSplitter:
             if self._inside:
                 call = self._before_end + piece.before
                 self._before_end = ""
-                if self._follows and parse_call(call, self._tools) is None:
+                if self._follows and not _is_whole(call, self._tools):
                     self._before_end = call + END
                     continue
                 self._show_call(found, call, END)
