@@ -95,6 +95,13 @@ def test_a_request_has_a_p_of_its_own() -> None:
     assert not EmulatedRouter(context(0, 3, **THREE)).parameters, "three models have no p"
 
 
+def test_the_values_of_a_profile_are_told() -> None:
+    given = {"routing": "0.65/0.35:1/0", "tokens": "1/0:1/0"}
+    for model in (0, 1):
+        config = EmulatedRouter(context(model, 2, **given)).context.config
+        assert (config["p"], config["q"]) == (0.35, 1.0)
+
+
 def test_two_models_travel_as_with_the_router_random() -> None:
     asked = [request(seed, 9) for seed in range(500)]
     for model in (0, 1):

@@ -16,12 +16,15 @@ from tests.serverproc import Server, concurrently, run_command
 EMULATED = ("--device", "emulated")
 STEP_S, LARGE_S = 0.006, 0.0279
 P = 0.35
+KEY = "key-for-tests-alone"
+ROUTING = "/v1/trserve/routing"
 COMPLETIONS = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Server]:
-    with Server([*EMULATED, "--models", "0.6b,32b", "--batch-threshold", "1,1"]) as running:
+    models = ("--models", "0.6b,32b", "--batch-threshold", "1,1", "--admin-key", KEY)
+    with Server([*EMULATED, *models]) as running:
         yield running
 
 
@@ -70,6 +73,22 @@ def test_the_same_seed_travels_alike_and_the_text_is_of_the_row(pair: Server) ->
     assert first["token_ids"] == second["token_ids"]
     assert first["trserve"]["source"] == second["trserve"]["source"]
     assert first["text"].isprintable() and len(first["text"]) >= 40
+
+
+def test_the_probabilities_of_its_profile_are_told_and_may_be_changed(pair: Server) -> None:
+    def change(body: Any) -> dict[str, Any]:
+        sent = {"Authorization": f"Bearer {KEY}"}
+        answer = pair.request("GET" if body is None else "POST", ROUTING, body, sent)
+        assert answer.status == 200, answer.body
+        found = answer.json()["router"]["parameters"]
+        return {name: (each["value"], each["started_with"]) for name, each in found.items()}
+
+    assert change(None) == {"p": (P, P), "q": (1.0, 1.0)}
+    try:
+        assert change({"router": {"p": 0.0}}) == {"p": (0.0, P), "q": (1.0, 1.0)}
+    finally:
+        assert change({"router": {"p": None}}) == {"p": (P, P), "q": (1.0, 1.0)}
+    assert "p from 0.35 to 0" in pair.stderr
 
 
 def test_a_request_may_have_its_own_p(pair: Server) -> None:

@@ -430,6 +430,10 @@ def test_text_to_ids_and_back(folder: Path) -> None:
         ("/generate", {}, 400),
         ("/generate", {"text": "x", "model": "y"}, 404),
         ("/v1/completions", {"prompt": [1], "n": 5, "stream": True}, 400),
+        ("/tokenize", {"prompt": "x", "model": "m" * 1025}, 400),
+        ("/tokenize", {"prompt": "x", "model": "m" * 1024}, 404),
+        ("/detokenize", {"tokens": [1], "model": "m" * 1025}, 400),
+        ("/v1/completions", {"prompt": [1], "model": "m" * 1025}, 400),
     ],
 )
 def test_wrong_bodies(folder: Path, path: str, body: Any, status: int) -> None:

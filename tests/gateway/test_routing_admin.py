@@ -229,3 +229,16 @@ def test_a_change_that_nobody_confirms_is_logged_as_asked_for(
     assert first.startswith("routing change requested by admin, request ")
     assert first.endswith("not confirmed: tau to 0.5; batch thresholds to auto")
     assert second.endswith("batch thresholds to 1:1/1,2:1/2,3:1/3")
+
+
+def test_a_value_that_the_router_does_not_tell_can_be_changed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(g: Gateway, launcher: Launcher) -> None:
+        g.service.router_values = {"tau": None}
+        body = body_of(await ask(g, {"router": {"tau": 0.5}}))
+        assert body["router"]["parameters"]["tau"]["started_with"] is None
+
+    with caplog.at_level(logging.INFO, routing_admin.__name__):
+        run(story, folder)
+    assert "tau from its own to 0.5" in caplog.text

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from trserve.errors import RequestError
 from trserve.gateway.model_states import ModelStates
+from trserve.gateway.request_values import check_name
 from trserve.gateway.requests import GenerationRequest
 from trserve.plan import ServerPlan
 
@@ -44,7 +45,11 @@ class Placements:
         self.aliases = [name for name in self._models if name not in self._served]
 
     def check_model(self, name: str | None) -> None:
-        """Raise RequestError (404) unless ``name`` is served here; no name means the first."""
+        """Raise RequestError (404) unless ``name`` is served here; no name means the first.
+
+        One that is too long to be repeated is refused for that (400).
+        """
+        check_name("model", name)
         if name is None or name in self._served or name in self.aliases:
             return
         served = ", ".join((*self._served, *self.aliases))

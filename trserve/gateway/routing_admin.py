@@ -224,7 +224,10 @@ class RoutingAdmin:
         self, before: Message, after: Message, change: Mapping[str, Any]
     ) -> Sequence[str]:
         old, new = self._values(before), self._values(after)
-        lines = [f"{name} from {old[name]:g} to {new[name]:g}" for name in change.get("router", ())]
+        lines = [
+            f"{name} from {_number(old[name])} to {_number(new[name])}"
+            for name in change.get("router", ())
+        ]
         if "rows" in change:
             lines.append(
                 f"batch thresholds from {self._source(before)} {_short(before['rows'])} "
@@ -239,6 +242,11 @@ def _is_vector(row: object, models: int, most: int) -> bool:
         and len(row) == models
         and all(type(each) is int and 1 <= each <= most for each in row)
     )
+
+
+def _number(value: float | None) -> str:
+    """A value of the router's; one that it does not tell has none here."""
+    return "its own" if value is None else f"{value:g}"
 
 
 def _told(change: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ logits, and nothing of where the matrices are from.
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -35,6 +36,10 @@ class EmulatedRouter(BaseRouter):
         self._name = ("p", "q")[self.model] if models == 2 else None
         if models != 2:
             self.parameters = ()
+            return
+        # What the profile says is what whoever asks for the server's values is told.
+        values = {"p": float(found.routing[0][1]), "q": float(found.routing[1][0])}
+        self.context = replace(context, config={**context.config, **values})
 
     def score(self, result: StepResult) -> torch.Tensor:
         """The numbers drawn, in [0, 1)."""
