@@ -49,6 +49,7 @@ class ChatTemplate:
     ) -> None:
         texts = {"default": source} if isinstance(source, str) else source
         environment = _environment()
+        self._globals = dict(environment.globals)
         self._templates = {name: _compile(environment, name, texts[name]) for name in texts}
         self._variables = dict(variables or {})
         self.takes_tools = "tool_use" in texts or any("tools" in text for text in texts.values())
@@ -83,7 +84,9 @@ class ChatTemplate:
         variables["add_generation_prompt"] = add_generation_prompt
         template = self._select(tools=variables["tools"] is not None)
         try:
-            text = template.render(variables)
+            # As ``template.render``, which walks through all globals for each text.
+            context = template.new_context({**self._globals, **variables}, shared=True)
+            text = "".join(template.root_render_func(context))
         except Exception as error:
             # Whatever a template raises (its own refusal, a type error, a range too large, the
             # sandbox) was brought about by these messages and must not be a 500.

@@ -134,6 +134,8 @@ class Service:
         self, requests: Sequence[GenerationRequest], sink_of: Callable[[int, Prompt], Sink]
     ) -> list[Job]:
         """:meth:`prepare_all` of requests that share a response, whose choices are numbered on."""
+        if len(requests) == 1:
+            return self.prepare_all(requests[0], sink_of)
         self.check_slots(requests)
         jobs: list[Job] = []
         for request in requests:
@@ -188,7 +190,7 @@ class Service:
 
     def _check_pages(self, jobs: Sequence[Job]) -> None:
         """No more may be asked for than there is when nobody else is here."""
-        layout = self.plan.layout
+        layout = self._slab.layout
         most = max(job.pages for job in jobs)
         if most > layout.pages_per_request or sum(job.pages for job in jobs) > layout.num_pages:
             raise RequestError(

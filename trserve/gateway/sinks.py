@@ -7,8 +7,8 @@ how bytes reach a connection; nothing of slots or routes.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -352,4 +352,4 @@ class StreamSink:
 
 
 def _new_id(request: GenerationRequest) -> str:
-    return _ID_PREFIX[request.kind] + uuid.uuid4().hex
+    return _ID_PREFIX[request.kind] + secrets.token_hex(16)

@@ -6,8 +6,8 @@ Kept for the log and for the limits of its key. Knows no routes and no text.
 from __future__ import annotations
 
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
@@ -52,7 +52,7 @@ class Visit:
                 self.origin = value
             elif name == b"x-request-id" and label is None and _LABEL.fullmatch(value):
                 label = value
-        self.request_id = label or uuid.uuid4().hex.encode()
+        self.request_id = label or secrets.token_hex(16).encode()
         self.account: Account | None = None
         self.status: int | None = None
         self.arrived_s = time.monotonic()
