@@ -10,8 +10,8 @@ warm-up, at most, and when all clients have left.
 With ``--minutes`` the embedded pair answers chats and texts of many lengths for so long instead,
 which arrive at random moments at ``--load`` of what it can do, measured before; one client in seven
 leaves in the middle. Then no status may be 5xx, and as many requests must be answered as arrive.
-The solver's memory is that of the largest model that it happens to solve: of it the peaks of both
-halves are compared. On a machine that others use the load may be more than what was measured.
+The solver's memory rises with each model that it solves, by as much as that needs: of it the least
+of both halves are compared. On a machine that others use the load may be more than what was measured.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Samples:
             "rss_end_mib": self.rss[-1],
             "rss_change": change(self.rss),
             "private_change": change(self.private),
-            "peak_growth": peak_growth(self.rss),
+            "floor_growth": floor_growth(self.rss),
             "fds_before": self.fds_before,
             "fds_max": max(self.fds),
             "fds_after": self.fds[-1],
@@ -113,10 +113,10 @@ def change(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / values[0]
 
 
-def peak_growth(values: Sequence[float]) -> float:
-    """By how much the second half's largest exceeds the first's, as a share of that."""
+def floor_growth(values: Sequence[float]) -> float:
+    """By how much the second half's least exceeds the first's, as a share of that."""
     half = (len(values) + 1) // 2
-    return max(values[half:], default=0.0) / max(values[:half]) - 1.0
+    return min(values[half:], default=values[0]) / min(values[:half]) - 1.0
 
 
 def _mib(rollup: str, name: str) -> float:
@@ -285,7 +285,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     grown = []
     for row in rows:
         # See the module.
-        change_of = "peak_growth" if row["process"] == SOLVER else "rss_change"
+        change_of = "floor_growth" if row["process"] == SOLVER else "rss_change"
         if (by := row.get(change_of, 0.0)) > ALLOWED_CHANGE:
             grown.append(f"{row['process']}: resident memory changed by {by:.1%}")
         if row.get("fds_after", 0) > row.get("fds_before", 0):

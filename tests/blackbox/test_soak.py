@@ -14,7 +14,7 @@ from bench.soak import (
     Samples,
     change,
     paced_soak,
-    peak_growth,
+    floor_growth,
     soak,
     verdict,
     what_is_left,
@@ -75,16 +75,16 @@ def test_a_paced_run_is_the_same_each_time():
     assert 0.05 < sum(visit.leaves_after is not None for visit in visits) / 200 < 0.3
 
 
-def test_errors_lateness_and_peaks_are_found():
+def test_errors_lateness_and_floors_are_found():
     total = {"process": "all", "requests": 1000, "late": 10, "status_200": 900, "status_429": 3}
     assert verdict([total]) == []
     assert verdict([total | {"status_503": 2}]) == ["errors: 2 of status_503"]
     assert len(verdict([total | {"late": 11}])) == 1
-    assert peak_growth([100.0, 500.0, 100.0, 520.0, 90.0]) == pytest.approx(0.04)
-    assert peak_growth([100.0]) == -1.0
-    solver = {"process": "solver", "rss_change": 4.0, "peak_growth": 0.04}
+    assert floor_growth([500.0, 100.0, 500.0, 520.0, 104.0]) == pytest.approx(0.04)
+    assert floor_growth([100.0]) == 0.0
+    solver = {"process": "solver", "rss_change": 4.0, "floor_growth": 0.04}
     assert verdict([solver]) == []
-    assert len(verdict([solver | {"peak_growth": 0.06}])) == 1
+    assert len(verdict([solver | {"floor_growth": 0.06}])) == 1
     assert len(verdict([solver | {"process": "gateway"}])) == 1
 
 

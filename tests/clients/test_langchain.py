@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated, Literal
 
 import openai
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, ConfigDict, Field
 
 ASKED = [SystemMessage("You are a helpful assistant."), HumanMessage("What is 125 - 54 + 25?")]
 
@@ -18,7 +20,18 @@ def model(base_url: str, **change) -> ChatOpenAI:
     return ChatOpenAI(base_url=base_url, api_key="any", **(settings | change))
 
 
-@tool
+Digits = Annotated[int, Field(ge=0, le=999)]
+
+
+class Numbers(BaseModel):
+    """What the pair, which knows no tools, comes to an end with by itself."""
+
+    model_config = ConfigDict(extra="forbid")
+    a: Digits
+    b: Digits
+
+
+@tool(args_schema=Numbers)
 def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
@@ -97,3 +110,34 @@ def test_errors_keep_their_message(base_url):
         model(base_url, temperature=-1).invoke(ASKED)
     with pytest.raises(openai.NotFoundError, match="no-such-model"):
         model(base_url, model="no-such-model").invoke(ASKED)
+
+
+def test_a_call_that_must_come_is_a_call(base_url):
+    bound = model(base_url, max_tokens=200).bind_tools(
+        [add], tool_choice="any", parallel_tool_calls=False, strict=True
+    )
+    answer = bound.invoke(ASKED)
+    (call,) = answer.tool_calls
+    assert call["name"] == "add"
+    assert all(type(value) is int for value in call["args"].values())
+    assert answer.response_metadata["finish_reason"] in ("tool_calls", "stop")
+    parts = list(bound.stream(ASKED))
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    assert total.tool_calls[0]["name"] == "add"
+    assert total.tool_calls[0]["args"] == call["args"]
+
+
+class Sum(BaseModel):
+    """A sum."""
+
+    model_config = ConfigDict(extra="forbid")
+    is_even: bool
+    kind: Literal["small", "large"]
+
+
+def test_structured_output(base_url):
+    for method in ("json_schema", "function_calling"):
+        asked = model(base_url, max_tokens=200).with_structured_output(Sum, method=method)
+        assert isinstance(asked.invoke(ASKED), Sum)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 ASKED = {
     "model": "trserve",
@@ -13,13 +16,25 @@ ASKED = {
     "max_tokens": 30,
     "temperature": 0,
 }
+DIGITS = {"type": "integer", "minimum": 0, "maximum": 999}
 ADD = {
     "type": "function",
     "function": {
         "name": "add",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": DIGITS, "b": DIGITS},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
     },
 }
+
+
+class Verdict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    is_even: bool
+    kind: Literal["small", "large"]
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +96,24 @@ def test_tools_are_offered_and_parsed(client):
     answer = client.chat.completions.create(**ASKED, tools=[ADD])
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content
+
+
+def test_a_call_that_must_come_is_a_call_whole_and_streamed(client):
+    asked = ASKED | {"max_tokens": 200}
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        options = {**asked, "tools": [ADD], "tool_choice": choice, "parallel_tool_calls": False}
+        (call,) = client.chat.completions.create(**options).choices[0].message.tool_calls
+        assert call.function.name == "add"
+        assert set(json.loads(call.function.arguments)) == {"a", "b"}
+        with client.chat.completions.stream(**options) as stream:
+            final = stream.get_final_completion()
+        assert final.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
+
+
+def test_parse_gives_an_object(client):
+    asked = ASKED | {"max_tokens": 200}
+    parsed = client.chat.completions.parse(**asked, response_format=Verdict)
+    assert isinstance(parsed.choices[0].message.parsed, Verdict)
 
 
 def test_errors_have_all_members(client):
