@@ -9,9 +9,9 @@ warm-up, at most, and when all clients have left.
 
 With ``--minutes`` the embedded pair answers chats and texts of many lengths for so long instead,
 which arrive at random moments at ``--load`` of what it can do, measured before; one client in seven
-leaves in the middle. Then no status may be 5xx, and as many requests must be answered as arrive.
-The solver's memory rises with each model that it solves, by as much as that needs: of it the least
-of both halves are compared. On a machine that others use the load may be more than what was measured.
+leaves in the middle. Then no status may be 5xx, and as many requests must be answered as arrive: on
+a machine that others use the load may be more than what was measured. The solver's memory rises
+with each model that it solves, by as much as that needs: of it the least of both halves count.
 """
 
 from __future__ import annotations
