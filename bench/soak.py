@@ -221,7 +221,13 @@ async def _watched(
 
     def look() -> None:
         for name, pid in pids.items():
-            samples[name].add(pid)
+            try:
+                samples[name].add(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                if name != SOLVER:
+                    raise
+                # It is replaced, and requests do without; the next look finds its successor.
+                pids[name] = processes(root).get(name, pid)
 
     running = asyncio.create_task(work)
     while not running.done():
