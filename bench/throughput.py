@@ -8,7 +8,9 @@ server refuses is reported as not available, with its words.
 
 ``predicted_tokens_per_s`` is T(B) of the Markov model at the realised probabilities and the
 profile's latencies. ``--reproduce`` runs the checks of the scheduling model on emulated devices
-(``throughput_reproduce``). Without it, published figures stand beside (``throughput_tables``);
+(``throughput_reproduce``). ``--sweep`` measures several thresholds of one N beside the predicted
+curve (``throughput_sweep``), ``--timeline`` draws the steps of the models under each system
+(``throughput_timeline``). Otherwise published figures stand beside (``throughput_tables``);
 compare ratios, not absolute numbers.
 """
 
@@ -18,6 +20,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: more only spin in the solver
 
+import importlib.util
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -26,10 +29,11 @@ from typing import Final
 
 import uvloop
 
+from bench import throughput_sweep, throughput_timeline
 from bench.common import Row, parser, report
 from bench.endpoint import NotAvailableError
 from bench.prediction import best, latencies, missing_row, row_of, system_at, warmed
-from bench.systems import SYSTEMS, Setup, Vector, running
+from bench.systems import SCHEDULED, SYSTEMS, Setup, Vector, running
 from bench.throughput_options import (
     add_arguments,
     concurrencies,
@@ -41,8 +45,7 @@ from bench.throughput_options import (
 from bench.throughput_tables import plot, print_missing, print_published, print_ratios, short
 from bench.workloads import WORKLOADS, Workload
 
-AUTO_WARM_UP_S: Final = 8.0
-"""Until thresholds that follow the load have found it."""
+FIXED: Final = ("delayed-fixed",)
 
 
 def cells(args: Namespace) -> list[tuple[Setup, Workload]]:
@@ -71,7 +74,7 @@ def measure_cell(
 def _system(system: str, setup: Setup, workload: Workload, args: Namespace) -> list[Row]:
     until = until_of(args)
     if system == "delayed-auto":
-        until = replace(until, warm_up_s=AUTO_WARM_UP_S)
+        until = replace(until, warm_up_s=throughput_timeline.WARM_UP_S)
     if system != "delayed-fixed":
         with running(system, setup) as up:
             windows = [
@@ -102,6 +105,27 @@ def fixed_vector(setup: Setup, count: int, asked: str | None) -> Vector:
     return best(system_at(setup.algorithm.name, setup.algorithm.values, curves), count).vector
 
 
+def one_number(args: Namespace) -> None:
+    """A sweep or a timeline, of one algorithm, workload and number of users."""
+    (setup, workload), *more = cells(args)
+    count, *others = concurrencies(args)
+    if more or others:
+        sys.exit("--sweep and --timeline take one --concurrency, one algorithm and one workload")
+    title = f"{','.join(setup.models)} on {setup.device}, {setup.algorithm.shown}, N={count}"
+    if args.sweep is not None:
+        rows = throughput_sweep.sweep(setup, workload, count, args.sweep, until_of(args))
+        plotted, table = throughput_sweep.plot, throughput_sweep.shown
+    else:
+        chosen = [
+            (each, fixed_vector(setup, count, args.batch_threshold) if each in FIXED else None)
+            for each in names(args.systems)
+            if each in SCHEDULED
+        ]
+        rows = throughput_timeline.timelines(setup, workload, chosen, count, args.timeline_s)
+        plotted, table = throughput_timeline.plot, throughput_timeline.shown
+    report("throughput", args, rows, title, plotted, table)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and report."""
     made = parser("throughput", "Routed decoding: systems, users, workloads.")
@@ -110,13 +134,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     made.add_argument("--algorithms", metavar="A,B", help="several in place of --algorithm")
     made.add_argument("--workloads", metavar="A,B", help="several in place of --workload")
     made.add_argument("--batch-threshold", metavar="1,3", help="of delayed-fixed")
+    made.add_argument(
+        "--sweep",
+        nargs="*",
+        metavar="1,3",
+        help=f"these thresholds (default: all) of one N (default: {throughput_sweep.DEFAULT_N})",
+    )
+    made.add_argument("--timeline", action="store_true", help="the models' steps, of one N")
+    made.add_argument("--timeline-s", type=float, default=1.0, metavar="S", help="how much of them")
     made.add_argument("--reproduce", action="store_true", help="the scheduling model's checks")
     made.add_argument(
-        "--parts", default="1,2,3,4", metavar="1,2", help="of --reproduce: which of its checks"
+        "--parts", default="1,2,3,4,5,6", metavar="1,2", help="of --reproduce: which of its checks"
     )
     args = made.parse_args(argv)
-    if args.quick and args.concurrency == made.get_default("concurrency"):
-        args.concurrency = "1,4"
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        made.error("--plot needs matplotlib: pip install 'trserve[plot]'")
+    if args.concurrency == made.get_default("concurrency"):
+        if args.sweep is not None or args.timeline:
+            args.concurrency = str(throughput_sweep.DEFAULT_N)
+        elif args.quick:
+            args.concurrency = "1,4"
     if args.reproduce:
         from bench.throughput_reproduce import reproduce
 
@@ -126,6 +163,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = set(names(args.systems)) - set(SYSTEMS)
     if unknown:
         made.error(f"--systems: no system {', '.join(sorted(unknown))}; there are {SYSTEMS}")
+    if args.sweep is not None or args.timeline:
+        one_number(args)
+        return
     rows = []
     for setup, workload in cells(args):
         rows += measure_cell(setup, workload, names(args.systems), args)

@@ -1,7 +1,7 @@
 """``bench.throughput --reproduce``: is the running system what the scheduling model says of it?
 
-Four checks on emulated devices, R2R with steps of 6.0 and 27.9 ms (``a100-0.6b-32b``); N is held
-constant and predictions are taken at the realised P:
+Checks on emulated devices, R2R with steps of 6.0 and 27.9 ms (``a100-0.6b-32b``); predictions are
+taken at the realised P. With N held constant:
 
 1. p = 0.35: measured against T(B) for N = 1, 2, 4, 8, 16 at the best B, and for every B of the
    N = 4 row; the published hardware beside. At least 97 %; the predicted best of N = 4 within
@@ -12,6 +12,11 @@ constant and predictions are taken at the realised P:
 4. Against standard serving with a small model's step of 1.6 ms and p = 0.05: twice its throughput
    at N = 4, 8, 16; and flat within 3 % from 512 to 4,096 output tokens, standard serving beside.
 
+While serving:
+
+5. ``auto`` follows jumps of p and of N (``throughput_jumps``).
+6. The search beside sixteen requests, and their steps beside the search (``throughput_search``).
+
 Cells are compared at one p: a measured value counts times T at the asked p over T at the realised
 one. Knows no HTTP.
 """
@@ -20,9 +25,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -32,14 +36,15 @@ from bench.closed_loop import Until, Window
 from bench.common import Row, print_table
 from bench.endpoint import NotAvailableError
 from bench.prediction import best, latencies, predicted, row_of, system_at, warmed
-from bench.systems import STANDARD, Algorithm, Running, Setup, Vector, running
+from bench.systems import STANDARD, Running, Setup, Vector, running
+from bench.throughput_jumps import follows_jumps
+from bench.throughput_pair import LONG, PROFILE, Part, Verdict, pair_at, setup_at
+from bench.throughput_search import search_beside_serving
 from bench.throughput_tables import PUBLISHED_CURVE
 from bench.workloads import Workload
 from trserve.emulated.profile import load_profile
 from trserve.sched.markov import throughput
 
-PROFILE: Final = "a100-0.6b-32b"
-MODELS: Final = ("0.6b", "32b")
 P: Final = 0.35
 LEAST: Final = 0.97
 NEAR_BEST: Final = 0.985
@@ -52,27 +57,12 @@ FAST_N: Final = (4, 8, 16)
 TWICE: Final = 2.0
 LENGTHS: Final = (512, 1024, 2048, 4096)
 FLAT: Final = 0.03
-LONG: Final = Workload("reproduce", 32, 1024)
-"""An answer that is replaced costs one prompt, which these profiles read in the same step."""
 EXACTLY: Final = Until(tokens=5000, least_s=10.0, most_s=180.0, warm_up_s=2.0)
 PRECISELY: Final = Until(
     tokens=2000, relative_error=0.01, least_s=15.0, most_s=120.0, warm_up_s=8.0
 )
 FLATLY: Final = Until(tokens=5000, relative_error=0.01, least_s=15.0, most_s=60.0, warm_up_s=3.0)
 QUICK: Final = Until(tokens=300, least_s=4.0, most_s=10.0, warm_up_s=2.0)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One check: what was found, and whether it is enough."""
-
-    check: str
-    found: float
-    wanted: str
-    ok: bool
-
-
-Part = Callable[[bool], tuple[list[Row], list[Verdict]]]
 
 
 def reproduce(parts: Sequence[str], *, quick: bool) -> tuple[list[Row], bool]:
@@ -88,16 +78,11 @@ def reproduce(parts: Sequence[str], *, quick: bool) -> tuple[list[Row], bool]:
         try:
             found, judged = run(quick)
         except NotAvailableError as error:
-            found, judged = [], [Verdict(f"parts {part}: {error}", 0.0, "to run", False)]
+            found, judged = [], [Verdict(f"parts {part}: {error}", None, "to run", False)]
         rows += found
         verdicts += judged
     print_table("checks", [vars(verdict) for verdict in verdicts])
     return rows, all(verdict.ok for verdict in verdicts)
-
-
-def setup_at(p: float, profile: str = PROFILE) -> Setup:
-    """R2R on the emulated pair."""
-    return Setup(MODELS, "emulated", Algorithm("r2r", (p,)), profile)
 
 
 def cell(
@@ -133,9 +118,7 @@ def timeout_share(window: Window) -> float | None:
 def model_against_measurement(quick: bool) -> tuple[list[Row], list[Verdict]]:
     """Fixed thresholds at p = 0.35."""
     setup = setup_at(P)
-    curves = latencies(setup)
-    assert curves is not None
-    system = system_at("r2r", (P,), curves)
+    system = pair_at(P)
     stars = {count: best(system, count).vector for count in (1, 2, 4, 8, 16)}
     wanted = dict.fromkeys([*stars.items(), *((4, (1, b)) for b in (1, 2, 3, 4))])
     at_p = {(n, v): throughput(system, n, [v])[0] for n, v in wanted}
@@ -287,5 +270,7 @@ _PARTS: Final[dict[str, Part]] = {
     "12": model_against_measurement,
     "3": auto_against_best,
     "4": against_standard,
+    "5": follows_jumps,
+    "6": search_beside_serving,
 }
 """By the numbers of the checks that they make."""

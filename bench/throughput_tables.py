@@ -38,6 +38,8 @@ PUBLISHED_CURVE: Final[dict[tuple[int, tuple[int, ...]], tuple[float, float]]] =
 
 _SHORT: Final = {
     "workload": "workload",
+    "jump": "jump",
+    "follows_s": "follows s",
     "system": "system",
     "concurrency": "N",
     "batch_threshold": "B",
@@ -59,7 +61,9 @@ _SHORT: Final = {
 
 
 def short(row: Row) -> Row:
-    """A row as the printed table has it."""
+    """A row as the printed table has it; one that is of no system has what it has."""
+    if "system" not in row:
+        return row
     if "not_available" in row:
         return {"workload": row["workload"], "system": row["system"], "tok/s": "not available"}
     return {name: row[key] for key, name in _SHORT.items() if key in row}
