@@ -201,6 +201,11 @@ def _format(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema, **more}}}
 
 
+def _members(first: int) -> dict[str, Any]:
+    names = [f"p{number}" for number in range(first, first + 20)]
+    return {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+
+
 FORMAT = "response_format.json_schema"
 UNSOUND: dict[str, tuple[dict[str, Any], str, str]] = {
     "type": (_format({"type": 5}), FORMAT, "type must be"),
@@ -208,6 +213,8 @@ UNSOUND: dict[str, tuple[dict[str, Any], str, str]] = {
     "reference": (_format({"$ref": "#/$defs/x"}), FORMAT, "does not exist"),
     "reference elsewhere": (_format({"$ref": "http://x/y"}), FORMAT, "not present"),
     "circle": (_format({"$ref": "#"}), FORMAT, ""),
+    "complex": (_format({"anyOf": [_members(number) for number in range(45)]}), FORMAT, "items"),
+    "long to look through": ({"regex": "(a{1000}){1000}b?" * 3}, "regex", ""),
     "keyword": (_format(UNKNOWN), FORMAT, "unevaluatedProperties"),
     "strict keyword": (_format(UNKNOWN, strict=True), FORMAT, "unevaluatedProperties"),
     "deep": (_format(json.loads('{"items":' * 200 + "{}" + "}" * 200)), FORMAT, "recursion"),
@@ -284,6 +291,13 @@ def test_descriptions_are_left_out_and_names_are_not(service: Service) -> None:
     assert part["json_schema"]["properties"]["title"] == {"type": "string"}
     assert part["json_schema"]["$defs"]["title"] == {"const": {"title": "kept"}}
     assert "title" not in part["json_schema"]
+
+
+def test_there_may_be_many_choices(service: Service) -> None:
+    choices = [f"c{number}" for number in range(1000)]
+    found = grammar(service, completion(guided_choice=[*choices, "", "c"]))
+    assert all(accepts(found, choice) for choice in ("c7", "c77", "c777", "", "c"))
+    assert not accepts(found, "c1000") and not accepts(found, "x")
 
 
 def test_choices_share_it(service: Service) -> None:

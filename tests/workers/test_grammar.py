@@ -34,7 +34,7 @@ from trserve.gateway.grammar_compiler import Wanted, compiled
 from trserve.gateway.grammar_fields import Form
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.baton import Finish
-from trserve.params import RequestParams, SamplingParams, unpack_grammar
+from trserve.params import RequestParams, SamplingParams, pack_grammar, unpack_grammar
 from trserve.workers.grammar import Grammars, Vocabulary
 from trserve.workers.sampler import NO_TOKEN, RowSampling, Sampler
 
@@ -341,7 +341,10 @@ def test_a_grammar_that_cannot_be_followed_ends_the_request(
         {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(k, k + 30)}}
         for k in range(60)
     ]
-    packed = grammar("json", json.dumps({"anyOf": objects}))
+    schema = json.dumps({"anyOf": objects})
+    with pytest.raises(RequestError, match="cannot be followed"):
+        grammar("json", schema)
+    packed = pack_grammar(LLMatcher.grammar_from_json_schema(schema))
     with world(workers=1, grammars=new_grammars(), row_tokens=128) as w:
         slot = w.submit(PROMPT, limit=LIMIT, grammar=packed)
         other = w.submit(PROMPT, limit=LIMIT, grammar=grammar("regex", "[01]{9}"))

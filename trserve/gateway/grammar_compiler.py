@@ -18,6 +18,7 @@ from trserve.errors import RequestError
 from trserve.gateway.grammar_calls import CallRules, Tool, call_rules
 from trserve.gateway.grammar_fields import Form
 from trserve.gateway.reasoning import Reasons
+from trserve.grammar_limits import new_matcher
 from trserve.params import pack_grammar
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def _form_part(form: Form) -> dict[str, Any]:
 
 def _lark(form: Form) -> str:
     if form.kind == "choice":
-        return "start: " + " | ".join(map(json.dumps, json.loads(form.source)))
+        # A terminal: of rules there may not be as many.
+        return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, json.loads(form.source)))
     from llguidance import LLMatcher, grammar_from
 
     if form.kind == "regex":
@@ -144,12 +146,15 @@ def _bytes_for_ids() -> LLTokenizer:
 
 
 def _check(grammar: str, param: str) -> None:
-    """RequestError if ``grammar`` is none, or nothing can be written by it."""
-    from llguidance import LLMatcher
+    """RequestError if ``grammar`` is none, or nothing can be written by it.
 
-    matcher = LLMatcher(_bytes_for_ids(), grammar, log_level=0)
+    What an answer must begin with is written, so that the first choice shows whether it keeps
+    within the limits.
+    """
+    matcher = new_matcher(_bytes_for_ids(), grammar)
     if not matcher.is_error():
-        matcher.compute_bitmask()  # shows that the first step keeps within the library's limits
+        matcher.consume_tokens(_bytes_for_ids().tokenize_bytes(matcher.compute_ff_bytes()))
+        matcher.compute_bitmask()
     if matcher.is_error():
         raise _refusal(matcher.get_error(), param)
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trserve.errors import RequestError
+from trserve.grammar_limits import new_matcher
 from trserve.params import RequestParams, unpack_grammar
 
 if TYPE_CHECKING:
@@ -224,9 +225,7 @@ class Grammars:
         if grammar in states:
             states.move_to_end(grammar)
         else:
-            from llguidance import LLMatcher
-
-            states[grammar] = LLMatcher(vocabulary.library, unpack_grammar(grammar), log_level=0)
+            states[grammar] = new_matcher(vocabulary.library, unpack_grammar(grammar))
             if len(states) > _KEPT:
                 states.popitem(last=False)
         return states[grammar]
