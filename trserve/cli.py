@@ -1,13 +1,11 @@
 """The command line. Declares commands and flags; everything heavy is imported inside a command.
 
-Flags of ``trserve launch`` are generated from the configuration tree, so this file spells none.
+Flags of ``trserve launch`` are made from the configuration tree (``trserve/launch_options.py``).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,103 +13,31 @@ import click
 
 from trserve import __version__
 from trserve.calibration.options import calibrate_command
-from trserve.config import GROUPS, config_from_flags, flag_name
-from trserve.errors import StartupError
+from trserve.exits import one_line_errors
+from trserve.launch_options import TopicsCommand, launch_options, settings_of
 from trserve.planning.options import plan_command
 from trserve.router_check.options import router_command
 from trserve.router_convert.options import convert_router_command
 from trserve.training.options import train_router_command
 
 
-class _Parsed(click.ParamType[Any]):
-    """A flag whose text a function of the configuration tree turns into its value."""
-
-    def __init__(self, parse: Callable[[str], Any], name: str) -> None:
-        self._parse = parse
-        self.name = name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def _flag_type(setting: Field[Any]) -> Any:
-    if choices := setting.metadata["choices"]:
-        return click.Choice(choices)
-    if parse := setting.metadata["parse"]:
-        return _Parsed(parse, setting.name)
-    return type(setting.default)
-
-
-def _help(setting: Field[Any]) -> str:
-    text: str = setting.metadata["help"]
-    if "[default" in text or setting.metadata["multiple"]:
-        return text
-    default = setting.default
-    if isinstance(default, bool):
-        default = "on" if default else "off"
-    return f"{text}  [default: {','.join(default) if isinstance(default, tuple) else default}]"
-
-
-def _spellings(setting: Field[Any]) -> list[str]:
-    flag, meta = flag_name(setting), setting.metadata
-    if isinstance(setting.default, bool):
-        flag = f"{flag}/--no-{flag[2:]}"
-    # To click, what follows " /" turns the switch off.
-    return [flag, *meta["also"], *(f" /{spelling}" for spelling in meta["off"])]
-
-
-def _option(setting: Field[Any]) -> click.Option:
-    meta = setting.metadata
-    return click.Option(
-        [*_spellings(setting), setting.name],
-        type=_flag_type(setting),
-        multiple=meta["multiple"],
-        default=None,
-        help=_help(setting),
-        metavar=meta["metavar"],
-    )
-
-
-def _launch_options() -> list[click.Parameter]:
-    return [_option(setting) for group in GROUPS.values() for setting in fields(group)]
-
-
-_REPEATABLE = [
-    setting.name
-    for group in GROUPS.values()
-    for setting in fields(group)
-    if setting.metadata["multiple"]
-]
-
-
-def _merge_repeated(values: dict[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in values.items() if value is not None and value != ()}
-    for name in _REPEATABLE:
-        if texts := given.get(name):
-            given[name] = tuple(part for flag in texts for part in flag)
-    return given
-
-
 def _launch(**values: Any) -> None:
     from trserve.launch import launch
 
-    try:
-        code = launch(config_from_flags(_merge_repeated(values)))
-    except StartupError as error:
-        click.echo(f"trserve: {error}", err=True)
-        code = error.exit_code
+    with one_line_errors():
+        settings = settings_of(values)
+        for note in settings.notes:
+            click.echo(f"trserve: {note}", err=True)
+        config = settings.config()
+        with settings.blame():
+            code = launch(config)
     sys.exit(code)
 
 
 def _launch_command(name: str, *, hidden: bool = False) -> click.Command:
-    return click.Command(
+    return TopicsCommand(
         name,
-        params=_launch_options(),
+        params=launch_options(),
         callback=_launch,
         help="Start a server and run it in the foreground.\n\nPrints one line on standard output "
         "once every model can serve. Ctrl-C drains it, a second Ctrl-C forces it.",
@@ -123,11 +49,8 @@ def _launch_command(name: str, *, hidden: bool = False) -> click.Command:
 def _trace(**values: Any) -> None:
     from trserve.trace.command import trace
 
-    try:
+    with one_line_errors():
         click.echo(trace(**values), err=True)
-    except StartupError as error:
-        click.echo(f"trserve: {error}", err=True)
-        sys.exit(error.exit_code)
 
 
 def _trace_command() -> click.Command:

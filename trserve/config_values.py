@@ -9,6 +9,10 @@ from typing import Final
 
 COMPATIBLE: Final = ("vllm", "sglang")
 MAX_BUCKETS: Final = 100
+_SWITCH: Final = {
+    **dict.fromkeys(("true", "on", "yes", "1"), True),
+    **dict.fromkeys(("false", "off", "no", "0"), False),
+}
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -47,6 +51,14 @@ def parse_bytes(text: str) -> int:
     if value <= 0:
         raise ValueError(f"{text!r} must be more than nothing")
     return value
+
+
+def parse_switch(text: str) -> bool:
+    """``true``, ``on``, ``yes``, ``1`` or their opposites."""
+    word = text.strip().lower()
+    if word not in _SWITCH:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return _SWITCH[word]
 
 
 def parse_assignments(text: str) -> tuple[tuple[str, str], ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from trserve.config_values import parse_counts
+from trserve.exits import one_line_errors
 from trserve.router_check.options import router_options
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -87,7 +88,6 @@ def _calibrate(
 ) -> None:
     from trserve.calibration.command import Request, calibrate
     from trserve.calibration.runs import Sampling
-    from trserve.errors import StartupError, TrserveError
 
     if threads is not None:
         settings["threads"] = threads
@@ -100,12 +100,8 @@ def _calibrate(
         router_config,
         settings,
     )
-    try:
+    with one_line_errors():
         calibrate(request, as_json=json)
-    except TrserveError as error:
-        click.echo(f"trserve: {error}", err=True)
-        code = error.exit_code if isinstance(error, StartupError) else 1
-        raise SystemExit(code) from None
 
 
 def calibrate_command() -> click.Command:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from trserve.exits import one_line_errors
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
@@ -86,14 +88,10 @@ def _plan(**values: Any) -> None:
     # Before numpy is imported: vectors this short are slower on several threads than on one.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    from trserve.errors import StartupError
     from trserve.planning.command import plan
 
-    try:
+    with one_line_errors():
         plan(**values)
-    except StartupError as error:
-        click.echo(f"trserve: {error}", err=True)
-        raise SystemExit(error.exit_code) from None
 
 
 def plan_command() -> click.Command:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from trserve.config_values import parse_assignments, parse_names
+from trserve.exits import one_line_errors
 
 _CHECK_HELP = """Run the contract of all routers against one, in this process, in a few seconds.
 
@@ -81,14 +82,10 @@ def _check(router: str, router_config: dict[str, str], models: tuple[str, ...]) 
 
 
 def _new(name: str, folder: Path) -> None:
-    from trserve.errors import StartupError
     from trserve.router_check.command import new
 
-    try:
+    with one_line_errors():
         new(name, folder)
-    except StartupError as error:
-        click.echo(f"trserve: {error}", err=True)
-        raise SystemExit(error.exit_code) from None
 
 
 def _new_command() -> click.Command:

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from trserve.exits import one_line_errors
+
 _HELP = """Convert an official router checkpoint to safetensors and JSON.
 
 \b
@@ -24,15 +26,11 @@ file that only running code could read is refused.
 def _convert(
     source: Path, out: Path, router: str | None, threshold: float | None, keep_embedding: bool
 ) -> None:
-    from trserve.errors import StartupError
     from trserve.router_convert.convert import convert, write
 
-    try:
+    with one_line_errors():
         found = convert(source, router, keep_embedding=keep_embedding)
         file = write(found, out, threshold)
-    except StartupError as error:
-        click.echo(f"trserve: {error}", err=True)
-        raise SystemExit(error.exit_code) from None
     if threshold is not None and found.threshold not in (None, threshold):
         click.echo(f"threshold {threshold:g} overrides {found.threshold:g} of {source}", err=True)
     click.echo(f"wrote {file}: {_described(found, threshold)}")

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from trserve.exits import one_line_errors
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -70,15 +72,10 @@ def _parameters() -> list[click.Parameter]:
 
 
 def _train_router(**values: Any) -> None:
-    from trserve.errors import StartupError, TrserveError
     from trserve.training.command import train_router
 
-    try:
+    with one_line_errors():
         train_router(**values)
-    except TrserveError as error:
-        click.echo(f"trserve: {error}", err=True)
-        code = error.exit_code if isinstance(error, StartupError) else 1
-        raise SystemExit(code) from None
 
 
 def train_router_command() -> click.Command:
