@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from tests.gateway.small_tokenizers import byte_fallback, byte_level
+from tests.gateway.small_tokenizers import byte_fallback, byte_level, metaspace, save
+from tests.gateway.stack import new_plan
 from tests.workers.fakes import (
     EOS,
     VOCAB,
@@ -35,7 +38,7 @@ from trserve.gateway.grammar_fields import Form
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.baton import Finish
 from trserve.params import RequestParams, SamplingParams, pack_grammar, unpack_grammar
-from trserve.workers.grammar import Grammars, Vocabulary
+from trserve.workers.grammar import Grammars, Vocabulary, create_grammars
 from trserve.workers.sampler import NO_TOKEN, RowSampling, Sampler
 
 PROMPT = [11, 12, 13, 14, 15]
@@ -406,3 +409,17 @@ def test_tokenizers_of_both_families_spell_what_is_forced(family: Callable[[], A
     assert pieces is not None
     assert b"".join(pieces[token] for token in row[:-1]).decode() == text
     assert any(len(pieces[token]) > 1 for token in row[:-1])
+
+
+def test_a_large_vocabulary_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = new_plan(tmp_path / "bytes")
+    assert create_grammars(plan)._vocabulary is None
+    monkeypatch.setattr("trserve.workers.grammar._LARGE", plan.tokenizer_size - 1)
+    assert create_grammars(plan)._vocabulary is not None
+    path = str(save(metaspace(), tmp_path / "none"))
+    without_bytes = msgspec.structs.replace(plan, tokenizer_path=path)
+    assert create_grammars(without_bytes)._vocabulary is None
+    monkeypatch.setattr("trserve.workers.grammar.find_spec", lambda name: None)
+    assert create_grammars(plan)._vocabulary is None
