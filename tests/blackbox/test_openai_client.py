@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 QUESTIONS = (
     "What is 125 - 54 + 25?",
@@ -282,3 +283,19 @@ def test_the_embedded_pair_is_greedy_unless_asked_otherwise(client):
     texts = {client.chat.completions.create(**asked).choices[0].message.content for _ in range(3)}
     greedy = client.chat.completions.create(**asked, temperature=0)
     assert texts == {greedy.choices[0].message.content}
+
+
+class Answer(BaseModel):
+    """What the client turns into a strict schema, and answers back into."""
+
+    total: int = Field(description="of all", ge=0, le=999)
+    unit: str | None = Field(max_length=8)
+    sure: Literal["yes", "no"]
+
+
+def test_answers_are_parsed_into_types(client):
+    asked = chat(QUESTIONS[0], response_format=Answer, max_tokens=200)
+    found = client.chat.completions.parse(**asked).choices[0].message.parsed
+    assert isinstance(found, Answer)
+    with client.chat.completions.stream(**asked) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == found
