@@ -233,6 +233,22 @@ def test_gates_and_routes_are_what_the_workers_did(tmp_path: Path) -> None:
     run(story, tmp_path, router=LEAVES)
 
 
+def test_steps_by_their_rows(tmp_path: Path) -> None:
+    async def story(f: Front) -> None:
+        words = np.frombuffer(f.w.slab.tally_words(1), np.int64)
+        widths = 1 + f.w.slab.layout.slots
+        steps, nanoseconds = words[4 : 4 + widths], words[4 + widths :]
+        steps[1], steps[3], nanoseconds[1], nanoseconds[3] = 5, 2, 4 * 10**9, 10**9
+        upto = [f.sample("step_rows_bucket", model="m1", le=le) for le in ("1.0", "2.0", "4.0")]
+        assert upto == [5, 5, 7]
+        assert f.sample("step_rows_count", model="m1") == 7
+        assert f.sample("step_rows_sum", model="m1") == 11
+        assert f.sample("step_seconds_total", model="m1") == 5.0
+        assert f.sample("step_rows_count", model="m0") == 0
+
+    run(story, tmp_path)
+
+
 def test_the_solvers_report_is_shown(tmp_path: Path) -> None:
     async def story(f: Front) -> None:
         assert f.sample("predicted_tokens_per_second") == 0
