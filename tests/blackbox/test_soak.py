@@ -82,9 +82,9 @@ def test_errors_lateness_and_floors_are_found():
     assert len(verdict([total | {"late": 11}])) == 1
     assert floor_growth([500.0, 100.0, 500.0, 520.0, 104.0]) == pytest.approx(0.04)
     assert floor_growth([100.0]) == 0.0
-    solver = {"process": "solver", "rss_change": 4.0, "floor_growth": 0.04}
+    solver = {"process": "solver", "rss_change": 4.0, "floor_growth": 0.2}
     assert verdict([solver]) == []
-    assert len(verdict([solver | {"floor_growth": 0.06}])) == 1
+    assert len(verdict([solver | {"floor_growth": 0.26}])) == 1
     assert len(verdict([solver | {"process": "gateway"}])) == 1
 
 
