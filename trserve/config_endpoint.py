@@ -55,6 +55,7 @@ class EndpointConfig:
         parse=parse_origins,
         metavar="*|URL,...",
     )
+    ui: bool = option(True, "Serve the web page at /.")
     max_queue: int = option(1024, "Requests that may wait for a slot; more are refused (429).")
     max_requests_per_key: int = option(
         0, "Requests of one key in the server at once, 0: no limit; more are refused (429)."

@@ -32,6 +32,7 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str | None = None
     protect_metrics: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
+    ui: bool = True
     max_queue: int = 1024
     max_requests_per_key: int = 0
     tokens_per_minute: int = 0
@@ -62,6 +63,7 @@ def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
         admin_key=None if admin is None else digest(admin),
         protect_metrics=config.protect_metrics,
         allowed_origins=config.allowed_origins,
+        ui=config.ui,
         max_queue=config.max_queue,
         max_requests_per_key=config.max_requests_per_key,
         tokens_per_minute=config.tokens_per_minute,

@@ -44,7 +44,8 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One model and its worker.
 
     ``num_blocks`` KV blocks; ``dtype`` a torch dtype's name; with ``int8`` 8-bit weights;
-    ``token_map`` how its rows are put in the order of the server's ids.
+    ``token_map`` how its rows are put in the order of the server's ids; ``active_parameters`` how
+    many weights a token meets, 0 where nobody counted.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     num_blocks: int
     threads: int
+    active_parameters: int = 0
 
 
 class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,20 +120,20 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         ConfigError: a flag is wrong; the message names it.
         ModelUnavailableError: a model or device is not here.
     """
-    device = _device(config)
+    device = choose_device(config)
     load_format = cast(LoadFormat, config.model.load_format)
     profile: Profile | None = None
     if device == "emulated":
         config, profile, models = place(config)
     else:
         models = [resolve_model(name, load_format) for name in config.model.models]
-    router, router_config = _router(config, models)
+    router, router_config = choose_router(config, models)
     tokenizer = Tokenizer.load(models[0].tokenizer_path)
     maps = token_maps(tokenizer, models)
-    lengths = [_model_length(model, config.model.max_model_len) for model in models]
-    dtypes = [_dtype(model, config.model.dtype) for model in models]
+    lengths = [model_length(model, config.model.max_model_len) for model in models]
+    dtypes = [choose_dtype(model, config.model.dtype) for model in models]
     int8 = config.model.quantization == "int8"
-    _check_memory(models, dtypes, int8=int8)
+    check_memory(models, dtypes, int8=int8)
     blocks = kv_blocks(config, models, dtypes, lengths)
     threads = config.placement.threads or _shared_threads(len(models))
     return ServerPlan(
@@ -146,6 +148,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
                 max_model_len=lengths[index],
                 num_blocks=blocks[index],
                 threads=threads[index],
+                active_parameters=models[index].spec.active_parameters,
             )
             for index, name in enumerate(_unique_names(models))
         ],
@@ -191,7 +194,7 @@ def _batch_threshold(config: LaunchConfig) -> list[int] | None:
     return wanted
 
 
-def _device(config: LaunchConfig) -> str:
+def choose_device(config: LaunchConfig) -> str:
     device, profile = config.placement.device, config.placement.profile
     if device == "emulated":
         return device
@@ -216,20 +219,20 @@ def _unique_names(models: Sequence[ResolvedModel]) -> list[str]:
     return names
 
 
-def _model_length(model: ResolvedModel, wanted: int) -> int:
+def model_length(model: ResolvedModel, wanted: int) -> int:
     most = model.spec.max_position_embeddings
     if wanted > most:
         raise ConfigError(f"--max-model-len {wanted}: model {model.name} has {most} positions")
     return wanted or most
 
 
-def _dtype(model: ResolvedModel, wanted: str) -> str:
+def choose_dtype(model: ResolvedModel, wanted: str) -> str:
     if wanted != "auto":
         return wanted
     return "bfloat16" if model.spec.num_parameters >= _BFLOAT16_FROM else "float32"
 
 
-def _check_memory(models: Sequence[ResolvedModel], dtypes: Sequence[str], *, int8: bool) -> None:
+def check_memory(models: Sequence[ResolvedModel], dtypes: Sequence[str], *, int8: bool) -> None:
     sizes = [
         (model.name, model.spec, DTYPE_BYTES[dtype], int8)
         for model, dtype in zip(models, dtypes, strict=True)
@@ -241,7 +244,7 @@ def _shared_threads(models: int) -> tuple[int, ...]:
     return (max(1, len(os.sched_getaffinity(0)) // models),) * models
 
 
-def _router(config: LaunchConfig, models: Sequence[ResolvedModel]) -> tuple[str, Values]:
+def choose_router(config: LaunchConfig, models: Sequence[ResolvedModel]) -> tuple[str, Values]:
     name, pairs = config.router.router, config.router.router_config
     if name == "auto":
         name = _DEFAULT_ROUTER if len(models) == 2 else "none"

@@ -108,6 +108,7 @@ def cases(document: dict[str, Any]) -> st.SearchStrategy[tuple[str, str, bytes]]
         (method.upper(), path, operation)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
+        if path != "/v1/trserve/stats/stream"  # its answer has no end to wait for
     ]
     # Those that take a body have more to get wrong.
     weighted = [op for op in operations for _ in range(4 if "requestBody" in op[2] else 1)]

@@ -34,6 +34,8 @@ CHECKS = [
 ]
 KEY = {"Authorization": f"Bearer {ADMIN_KEY}"}
 TIMEOUT_S = 30
+ENDLESS = ("GET /v1/trserve/stats/stream",)
+"""Their answers have no end that a client could wait for."""
 
 drawn = settings(
     max_examples=EXAMPLES,
@@ -48,7 +50,8 @@ drawn = settings(
 @pytest.fixture(scope="module")
 def operations(server) -> dict[str, Any]:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    return {found.ok().label: found.ok() for found in schema.get_all_operations()}
+    found = [each.ok() for each in schema.get_all_operations()]
+    return {each.label: each for each in found if each.label not in ENDLESS}
 
 
 def send(case: Case) -> int:

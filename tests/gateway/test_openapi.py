@@ -11,11 +11,14 @@ import pytest
 
 from tests.gateway.stack import new_dispatcher, new_plan
 from tests.workers.fakes import world
+from trserve.gateway.about import About
 from trserve.gateway.app import App
 from trserve.gateway.health import Health
 from trserve.gateway.openapi import ROUTES, document
 from trserve.gateway.routing_admin import RoutingAdmin
 from trserve.gateway.service import Service
+from trserve.gateway.stats import Stats
+from trserve.gateway.stats_stream import Moment, StatsStream
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,9 @@ def test_it_is_about_the_routes_that_there_are(tmp_path: Path) -> None:
         dispatcher, service = new_dispatcher(w), Service(plan, w.slab)
         health = Health(plan, w.slab, dispatcher, service.states)
         app = App(service, dispatcher, health, lambda _: (b"", b""))
-        app.add_routes(RoutingAdmin(plan, service).table)
+        admin = RoutingAdmin(plan, service)
+        stream = StatsStream(Stats(service, w.slab, dispatcher), lambda: Moment("", "", True))
+        app.add_routes(admin.table | About(service, admin.in_force).table | stream.table)
         told = {(re.sub(r"\{.*", "", route.path), route.method) for route in ROUTES}
         assert told == app.routes
         assert len(told) == len(ROUTES)

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 
 from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
+from trserve.gateway import page_routes
 from trserve.keys import digest
 
 PROBES: Final = frozenset(("/livez", "/readyz", "/health", "/ping"))
@@ -106,6 +107,8 @@ class Access:
         if plan.admin_key is not None:
             self._accounts.append((plan.admin_key, Account(ADMIN)))
         self._open = PROBES if plan.protect_metrics else PROBES | {METRICS}
+        if plan.ui:  # the page itself asks for the key
+            self._open |= page_routes.PATHS
 
     def check(self, path: str, query: bytes, authorizations: list[bytes]) -> Account:
         """Whose request it is.

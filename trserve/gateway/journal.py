@@ -1,7 +1,7 @@
 """The gateway's log: one line for each request that is over, as text or as JSON.
 
-Sizes, times and who wrote; a prompt, an answer and a key are never in it. Whoever asks a probe or
-scrapes metrics leaves no line.
+Sizes, times and who wrote; a prompt, an answer and a key are never in it. Whoever asks a probe,
+scrapes metrics or opens the web page leaves no line.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Final
 import orjson
 
 from trserve.gateway.access import METRICS, PROBES
+from trserve.gateway.page_routes import PATHS
 from trserve.gateway.visit import CLIENT_LEFT, Visit
 
 _LONGEST_TEXT: Final = 200
@@ -79,7 +80,7 @@ class Journal:
         self._write(self._encode(_entry(visit)))
 
 
-_QUIET: Final = PROBES | {METRICS}
+_QUIET: Final = PROBES | PATHS | {METRICS}
 
 
 def _entry(visit: Visit) -> dict[str, Any]:

@@ -207,7 +207,8 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     import msgspec
     from uvicorn.server import ServerState
 
-    from trserve.gateway.app import App
+    from trserve.gateway.about import About
+    from trserve.gateway.app import App, Phase
     from trserve.gateway.cache_flush import CacheFlush
     from trserve.gateway.connection import Timeouts
     from trserve.gateway.desk import Desk
@@ -215,9 +216,12 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     from trserve.gateway.exposition import Exposition
     from trserve.gateway.health import Health
     from trserve.gateway.journal import use_format
+    from trserve.gateway.page_routes import page_routes
     from trserve.gateway.routing_admin import RoutingAdmin
     from trserve.gateway.service import Service
     from trserve.gateway.slots import SlotTable
+    from trserve.gateway.stats import Stats
+    from trserve.gateway.stats_stream import Moment, StatsStream
     from trserve.gateway.telemetry import span_writer
     from trserve.ipc.links import open_outbox
     from trserve.ipc.slab import Slab
@@ -242,7 +246,17 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     desk = Desk(endpoint, labels, spans=None if spans is None else spans.close)
     app = App(service, dispatcher, health, exposition.render, desk, flush=flush.flush)
     admin = RoutingAdmin(plan, service)
-    app.add_routes(admin.table)
+    administrable = endpoint.admin_key is not None
+    about = About(service, admin.in_force, administrable=administrable)
+
+    def moment() -> Moment:
+        phase = app.phase
+        return Moment(phase.name.lower(), phase.value, phase in (Phase.DRAINING, Phase.LOST))
+
+    stream = StatsStream(Stats(service, slab, dispatcher), moment)
+    app.add_routes(admin.table | about.table | stream.table)
+    if endpoint.ui:
+        app.add_routes(page_routes())
     timeouts = Timeouts(endpoint.header_timeout_s, endpoint.body_timeout_s)
     gateway = Gateway(
         arguments, control, slab, service, dispatcher, app, ServerState(), timeouts, flush, admin

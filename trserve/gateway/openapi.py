@@ -94,6 +94,21 @@ ROUTES: Final = (
         statuses=(400, 403, 408, 413, 503),
         answer="Routing",
     ),
+    Route(
+        "/v1/trserve/about",
+        "GET",
+        "The models, and the router's parameters.",
+        statuses=(503,),
+        answer="About",
+    ),
+    Route(
+        "/v1/trserve/stats/stream",
+        "GET",
+        "What the server does, once a second.",
+        None,
+        (_EVENTS,),
+        (429,),
+    ),
     *(
         Route(
             "/generate",

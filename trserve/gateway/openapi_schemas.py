@@ -14,6 +14,7 @@ _TEXT: Final[Schema] = {"type": "string"}
 _TEXT_OR_NULL: Final[Schema] = {"type": ["string", "null"]}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 _NUMBER: Final[Schema] = {"type": "number"}
+_FINITE: Final[Schema] = {"type": ["number", "null"]}
 _FLAG: Final[Schema] = {"type": "boolean"}
 _ANY: Final[Schema] = {}
 _OBJECT: Final[Schema] = {"type": "object"}
@@ -152,6 +153,27 @@ SCHEMAS: Final[dict[str, Schema]] = {
             models=_list(_TEXT),
             rows=_map(_THRESHOLDS),
         ),
+    ),
+    "About": _object(
+        version=_TEXT,
+        served_models=_list(_TEXT),
+        device=_TEXT,
+        max_model_len=_COUNT,
+        models=_list(_object(name=_TEXT, status=_TEXT, active_parameters=_COUNT)),
+        router=_object(
+            name=_TEXT,
+            known=_FLAG,
+            parameters=_list(
+                _object(
+                    name=_TEXT,
+                    help=_TEXT,
+                    value=_FINITE,
+                    minimum=_FINITE,
+                    maximum=_FINITE,
+                )
+            ),
+        ),
+        routing_can_be_changed=_FLAG,
     ),
     "Event": {
         **_object(data=_TEXT),

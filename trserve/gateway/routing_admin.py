@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from trserve.sched.table import ThresholdTable
 log = logging.getLogger(__name__)
 PATH: Final = "/v1/trserve/routing"
 ANSWER_WITHIN_S: Final = 5.0
+FRESH_S: Final = 0.5
 AUTO: Final = "auto"
 _ROUTER: Final = "router"
 _THRESHOLD: Final = "batch_threshold"
@@ -55,6 +57,8 @@ class RoutingAdmin:
         self._open: dict[int, asyncio.Future[Message]] = {}
         # One change after the other, so that each line of the log says what it changed.
         self._turn = asyncio.Lock()
+        self._seen: Message | None = None
+        self._seen_s = 0.0
 
     @property
     def table(self) -> dict[str, dict[str, Handler]]:
@@ -69,6 +73,17 @@ class RoutingAdmin:
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
         return True
+
+    async def in_force(self) -> dict[str, float | None]:
+        """The values of the router's parameters, at most :data:`FRESH_S` old.
+
+        Raises:
+            RequestError: 503, the launcher does not answer.
+        """
+        async with self._turn:  # anybody may ask for this, and the launcher must not feel it
+            if self._seen is None or time.monotonic() - self._seen_s > FRESH_S:
+                self._seen, self._seen_s = await self._exchange({}), time.monotonic()
+            return self._values(self._seen)
 
     async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._turn:

@@ -113,6 +113,15 @@ class ModelSpec:
             total += len(self.experts.layers) * sparse
         return total
 
+    @property
+    def active_parameters(self) -> int:
+        """Number of weights that a token meets: of the experts only those that it is sent to."""
+        if self.experts is None:
+            return self.num_parameters
+        idle = self.experts.count - self.experts.active
+        one = 3 * self.hidden_size * self.experts.intermediate_size
+        return self.num_parameters - len(self.experts.layers) * idle * one
+
     def weight_bytes(self, dtype_bytes: int, *, int8: bool = False) -> int:
         """Bytes that the loaded weights take at most; the head is kept in a second layout too.
 
