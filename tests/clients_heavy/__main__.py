@@ -11,12 +11,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.clients_heavy.clients import CLIENTS, Endpoint
 from tests.clients_heavy.places import Unavailable
 from tests.serverproc import Server
 
-ARGUMENTS = ("--device", "cpu", "--threads", "1,1")
+TEMPLATE = Path("tests/clients/tools.jinja")
+ARGUMENTS = ("--device", "cpu", "--threads", "1,1", "--chat-template", str(TEMPLATE))
 _LONGEST = 300
 
 

@@ -2,10 +2,11 @@
 // Usage: node ai_sdk.mjs BASE_URL
 import assert from 'node:assert/strict';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { generateText, streamText } from 'ai';
+import { generateObject, generateText, jsonSchema, streamText, tool } from 'ai';
 
 const provider = createOpenAICompatible({
   name: 'trserve', baseURL: process.argv[2], apiKey: 'any', includeUsage: true,
+  supportsStructuredOutputs: true,
 });
 const asked = {
   model: provider('trserve'),
@@ -31,5 +32,25 @@ assert.equal(streamed, whole.text);
 assert.equal((await result.usage).outputTokens, whole.usage.outputTokens);
 assert.ok(raw > 1);
 
+// What the pair, which knows no tools and no forms, comes to an end with by itself.
+const digits = { type: 'integer', minimum: 0, maximum: 999 };
+const schema = jsonSchema({
+  type: 'object',
+  properties: { a: digits, b: digits },
+  required: ['a', 'b'],
+  additionalProperties: false,
+});
+const { object } = await generateObject({ ...asked, maxOutputTokens: 200, schema });
+assert.deepEqual(Object.keys(object), ['a', 'b']);
+
+const called = await generateText({
+  ...asked,
+  maxOutputTokens: 200,
+  tools: { add: tool({ description: 'Add two numbers.', inputSchema: schema }) },
+  toolChoice: { type: 'tool', toolName: 'add' },
+});
+assert.equal(called.toolCalls[0].toolName, 'add');
+assert.equal(typeof called.toolCalls[0].input.a, 'number');
+
 await assert.rejects(generateText({ ...asked, temperature: -1 }), /temperature/);
-console.log(`${whole.usage.outputTokens} tokens, ${raw} raw chunks, streamed as whole`);
+console.log(`${whole.usage.outputTokens} tokens, streamed as whole; an object; a call`);

@@ -36,6 +36,20 @@ assert.equal(streamed, text);
 assert.equal(usage.completion_tokens, whole.usage.completion_tokens);
 assert.ok(usage.trserve.tokens);
 
+const digits = { type: 'integer', minimum: 0, maximum: 999 };
+const parameters = {
+  type: 'object', properties: { a: digits }, required: ['a'], additionalProperties: false,
+};
+const called = await client.chat.completions.create({
+  ...asked,
+  max_tokens: 200,
+  tools: [{ type: 'function', function: { name: 'add', parameters } }],
+  tool_choice: { type: 'function', function: { name: 'add' } },
+});
+const call = called.choices[0].message.tool_calls[0].function;
+assert.equal(call.name, 'add');
+assert.deepEqual(Object.keys(JSON.parse(call.arguments)), ['a']);
+
 const helper = client.chat.completions.stream(asked);
 assert.equal((await helper.finalChatCompletion()).choices[0].message.content, text);
 
@@ -58,4 +72,4 @@ const completion = await client.completions.create({
   model: 'trserve', prompt: 'Two and two', max_tokens: 8, temperature: 0,
 });
 assert.ok(completion.choices[0].text);
-console.log(`${usage.completion_tokens} tokens, streamed as whole`);
+console.log(`${usage.completion_tokens} tokens, streamed as whole; a call`);
