@@ -27,7 +27,7 @@ stage lint "$bin/ruff" check .
 stage format "$bin/ruff" format --check .
 stage types "$bin/mypy"
 suite "shared memory and launcher" tests/ipc tests/launcher tests/trace tests/test_serverproc.py \
-  tests/test_pitfalls.py
+  tests/test_pitfalls.py tests/terminal
 suite "scheduling" tests/sched tests/test_plan_command.py tests/solver
 suite "models and workers" tests/models tests/workers
 suite "routers" tests/router_lib tests/router_check tests/router_convert tests/calibration \

@@ -13,6 +13,7 @@ import click
 
 from trserve import __version__
 from trserve.calibration.options import calibrate_command
+from trserve.doctor.options import doctor_command
 from trserve.exits import one_line_errors
 from trserve.launch_options import TopicsCommand, launch_options, settings_of
 from trserve.planning.options import plan_command
@@ -105,6 +106,7 @@ def main() -> None:
 
 main.add_command(_launch_command("launch"))
 main.add_command(_launch_command("serve", hidden=True))
+main.add_command(doctor_command())
 main.add_command(_trace_command())
 main.add_command(plan_command())
 main.add_command(router_command())
