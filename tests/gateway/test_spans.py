@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -37,10 +38,11 @@ class Traced:
 
     async def ask(self, turns: int = 20, *, headers: str = "", **fields: Any) -> ReadableSpan:
         """The span of a request that is read to its end, or left after ``turns`` of the workers."""
-        g = self.gateway
+        g, errors = self.gateway, self.gateway.service.metrics.errors
+        before = errors.total()
         reader, writer = await g.connect()
         writer.write(request(**fields).replace(b"host: x", b"host: x" + headers.encode(), 1))
-        await g.until(lambda: bool(g.dispatcher.num_live or g.app._service.metrics.errors))
+        await g.until(lambda: g.dispatcher.num_live > 0 or errors.total() > before)
         g.work(turns)
         if turns >= 20:
             await reader.readuntil(b"\r\n\r\n")
@@ -119,6 +121,23 @@ def test_refusals_and_clients_that_leave(tmp_path: Path) -> None:
         await get(g, "/version")
         (other,) = traced.kept.get_finished_spans()
         assert (other.name, attributes(other)["url.path"]) == ("GET", "/version")
+
+    play(story, tmp_path)
+
+
+def test_whatever_a_client_says_can_be_sent_to_a_collector(tmp_path: Path) -> None:
+    async def story(g: Gateway) -> None:
+        traced = Traced(g)
+        odd: list[dict[str, Any]] = [
+            {"model": "\N{SNOWMAN}" * 500},
+            {"model": "other", "seed": 2**63 - 1},
+            {"seed": -(2**63)},
+        ]
+        for fields in odd:
+            span = await traced.ask(**fields)
+            assert encode_spans([span]).resource_spans
+            assert len(span.name) < 300
+        assert traced.gateway.service.metrics.errors == {(404, "model_not_found"): 1}
 
     play(story, tmp_path)
 

@@ -32,6 +32,7 @@ _NAME: Final = "trserve"
 _SERVER_ERROR: Final = 500
 _OPERATIONS: Final = {"chat": "chat", "completion": "text_completion"}
 _FLUSH_S: Final = 2.0
+_LONGEST: Final = 200
 _propagator: Final = TraceContextTextMapPropagator()
 
 
@@ -130,10 +131,19 @@ class SpanWriter:
 
 
 def _span_name(visit: Visit, request: GenerationRequest | None) -> str:
-    """As the conventions have it; the method of what asked for no answer, or was not understood."""
+    """As the conventions have it; the method of what asked for no answer, or was not understood.
+
+    A model's name is in it only once the model wrote: names of spans are to be few.
+    """
     if request is None:
         return str(visit.scope["method"])
-    return f"{_OPERATIONS[request.kind]} {request.model_as_sent or _NAME}"
+    operation = _OPERATIONS[request.kind]
+    return f"{operation} {_text(request.model_as_sent or _NAME)}" if visit.usages else operation
+
+
+def _text(value: str) -> str:
+    """``value`` as an exporter can send it: not too long, and UTF-8."""
+    return value[:_LONGEST].encode("utf-8", "replace").decode()
 
 
 def _parent(visit: Visit) -> Context:
@@ -150,7 +160,7 @@ def _http(visit: Visit) -> Attributes:
     scope = visit.scope
     status = CLIENT_LEFT if visit.status is None else visit.status
     yield "http.request.method", scope["method"]
-    yield "url.path", scope["path"][:200]
+    yield "url.path", _text(scope["path"])
     yield "http.response.status_code", status
     yield "trserve.request_id", visit.request_id.decode()
     if client := scope.get("client"):
@@ -162,7 +172,7 @@ def _http(visit: Visit) -> Attributes:
 def _asked(request: GenerationRequest) -> Attributes:
     yield "gen_ai.operation.name", _OPERATIONS[request.kind]
     yield "gen_ai.provider.name", _NAME
-    yield "gen_ai.request.model", request.model_as_sent or _NAME
+    yield "gen_ai.request.model", _text(request.model_as_sent or _NAME)
     yield "gen_ai.request.temperature", request.temperature
     yield "gen_ai.request.top_p", request.top_p
     yield "gen_ai.request.choice.count", request.n
