@@ -17,8 +17,9 @@ from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
 from trserve.gateway.journal import Journal
 from trserve.gateway.keep_alive import KeepAlive
+from trserve.gateway.members import Extras
 from trserve.gateway.requests import GenerationRequest
-from trserve.gateway.sinks import Extras, StreamSink
+from trserve.gateway.sinks import StreamSink
 from trserve.gateway.visit import Visit
 from trserve.keys import digest
 

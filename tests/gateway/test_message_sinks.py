@@ -11,12 +11,12 @@ import pytest
 from tests.gateway.test_message_parts import HERMES, TOOLS
 from tests.gateway.test_sinks import Socket, events
 from trserve.gateway.answer import Delta
+from trserve.gateway.members import Extras
 from trserve.gateway.message_parts import PartSplitter, part_splitter, whole_message
 from trserve.gateway.message_sinks import MessageStream, MessageWhole
 from trserve.gateway.prompts import Prompt
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.responses import usage_dict
-from trserve.gateway.sinks import Extras
 
 
 def splitter(request: GenerationRequest) -> Any:

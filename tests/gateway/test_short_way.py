@@ -15,8 +15,9 @@ from tests.gateway.test_sinks import Socket
 from tests.workers.fakes import World, world
 from trserve.gateway.dispatcher import FEW_STREAMS, Dispatcher, Job
 from trserve.gateway.generation import Generation
+from trserve.gateway.members import Extras
 from trserve.gateway.prompts import Prompt
-from trserve.gateway.sinks import Extras, StreamSink
+from trserve.gateway.sinks import StreamSink
 from trserve.ipc.baton import Finish, SlotState, pack
 from trserve.params import RequestParams, SamplingParams, encode_params
 

@@ -12,10 +12,11 @@ import pytest
 from tests.gateway.stack import completion
 from trserve.errors import RequestError
 from trserve.gateway.answer import Delta
+from trserve.gateway.members import Extras
 from trserve.gateway.prompts import Prompt
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.responses import usage_dict
-from trserve.gateway.sinks import Extras, StreamSink, WholeSink
+from trserve.gateway.sinks import StreamSink, WholeSink
 from trserve.ipc.annotations import Annotation
 
 NAMES = ["small", "large"]

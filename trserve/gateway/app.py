@@ -21,6 +21,7 @@ from trserve.gateway.answering import Answering, Wanted
 from trserve.gateway.desk import Desk
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.health import Health
+from trserve.gateway.members import Extras
 from trserve.gateway.message_sinks import MessageStream, MessageWhole
 from trserve.gateway.openapi import document
 from trserve.gateway.probe import Probe
@@ -38,7 +39,7 @@ from trserve.gateway.requests import GenerationRequest, parse_chat, parse_comple
 from trserve.gateway.responses import model_body, models_body
 from trserve.gateway.service import Service
 from trserve.gateway.sglang_routes import SglangRoutes
-from trserve.gateway.sinks import Extras, StreamSink, WholeSink
+from trserve.gateway.sinks import StreamSink, WholeSink
 from trserve.gateway.tokenize_routes import TokenizeRoutes
 from trserve.params import SamplingDefaults
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Final
 
 from trserve.gateway.answer import Delta
+from trserve.gateway.members import Extras
 from trserve.gateway.message_parts import PartSplitter, whole_message
 from trserve.gateway.prompts import Prompt
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.responses import Choice, FinishReason, StreamFormat
 from trserve.gateway.sinks import (
-    Extras,
     StreamChoice,
     StreamSink,
     WholeChoice,

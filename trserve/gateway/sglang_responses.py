@@ -17,9 +17,10 @@ import orjson
 from trserve.errors import RequestError
 from trserve.gateway.answer import Delta
 from trserve.gateway.logprobs import TokenNames
+from trserve.gateway.members import Extras
 from trserve.gateway.prompts import Prompt
 from trserve.gateway.sglang import OUTPUT_ONLY, Ask, Generate
-from trserve.gateway.sinks import Extras, StreamSink, WholeSink, Writer
+from trserve.gateway.sinks import StreamSink, WholeSink, Writer
 from trserve.ipc.annotations import Annotation
 
 WEIGHT_VERSION: Final = "default"
