@@ -91,7 +91,8 @@ class Result:
             assert book.scored == (len(job.prompt) if len(job.prompt) > 1 else 0)
             first = 1
         records = book.read(first, len(outcome.row))
-        records = [r._replace(score=None, alone=False) for r in records]  # not asked for
+        # What is said of traced requests alone was not asked for.
+        records = [r._replace(score=None, alone=False, handoff_us=None) for r in records]
         return cls(outcome, first, records)
 
     def begins(self, whole: Result) -> bool:
