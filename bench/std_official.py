@@ -13,8 +13,8 @@ What is faithful, and what is not:
   row; the small one keeps its KV (here: its prefix cache). Not faithful: the original runs both
   models in one process without a server (no HTTP; plain eager kernels, no paging), and its rows go
   to the large model one after the other in a Python loop, while here they are sent together.
-- R2R's own way (queues and one pickled message a token between two processes whose KV stays) is
-  left out: it needs a message path inside the workers, which calls over HTTP do not imitate.
+- ``official-r2r``: no servers, but two workers that poll queues, and one pickled message a token
+  between them; on emulated devices (``official_r2r_system`` says what is not faithful).
 
 Knows no tables.
 """
@@ -39,12 +39,18 @@ if TYPE_CHECKING:
 
 CO_LLM: Final = "official-co-llm"
 CITER: Final = "official-citer"
+R2R: Final = "official-r2r"
 _NO_CACHE: Final = ("--no-enable-prefix-caching",)
 OFFICIAL: Final[dict[str, Sequence[Sequence[str]]]] = {
     CO_LLM: (_NO_CACHE, _NO_CACHE),
     CITER: ((), _NO_CACHE),
 }
 """By system: the flags of each model's server."""
+
+
+def ways_of(algorithm: str) -> Sequence[str]:
+    """The original projects' systems that are a baseline of ``algorithm``."""
+    return (R2R,) if algorithm == "r2r" else tuple(OFFICIAL)
 
 
 def official(system: str, servers: tuple[Address, ...], setup: Setup) -> Running:

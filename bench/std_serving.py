@@ -25,7 +25,7 @@ from bench.closed_loop import Until
 from bench.common import Row, parser, report
 from bench.endpoint import MetricsProbe, NotAvailableError, cpu_seconds, launched
 from bench.prediction import missing_row, row_of, warmed
-from bench.std_official import OFFICIAL
+from bench.std_official import ways_of
 from bench.systems import SINGLE, STANDARD, Endpoint, Setup, running
 from bench.throughput_options import (
     add_arguments,
@@ -160,7 +160,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _measured(args: Namespace, setup: Setup, workload: Workload) -> list[Row]:
-    baselines = OFFICIAL if args.baseline == "official" else (STANDARD,)
+    official = args.baseline == "official"
+    baselines = ways_of(setup.algorithm.name) if official else (STANDARD,)
     return run([*SINGLE, *baselines], setup, workload, concurrencies(args), until_of(args))
 
 

@@ -2,7 +2,8 @@
 
 - ``llm-only``, ``slm-only``: a server of one model, whole answers.
 - ``std-serving``: a server a model and an external dispatcher (``std_dispatch``);
-  ``official-co-llm`` and ``official-citer`` are its variations (``std_official``).
+  ``official-co-llm`` and ``official-citer`` are its variations (``std_official``), and
+  ``official-r2r`` is two workers of its own.
 - ``step-sync``, ``model-sync``, ``eager``, ``delayed-fixed``, ``delayed-auto``: one trserve server
   with ``--schedule`` or ``--batch-threshold`` accordingly. Where the server refuses that, the
   system is not available and the row says why.
@@ -18,9 +19,16 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from bench.closed_loop import Until, Window, measure
-from bench.endpoint import Address, Asked, MetricsProbe, StreamUser, launched
+from bench.endpoint import (
+    Address,
+    Asked,
+    MetricsProbe,
+    NotAvailableError,
+    StreamUser,
+    launched,
+)
 from bench.std_dispatch import DispatchUser, Tally
-from bench.std_official import OFFICIAL, official
+from bench.std_official import OFFICIAL, R2R, official
 from bench.std_policy import Chance, EntropyStitch, Mixture, Policy
 from bench.workloads import Workload
 
@@ -158,6 +166,8 @@ def running(system: str, setup: Setup, vector: Vector | None = None) -> Iterator
             yield Endpoint(stack.enter_context(launched([*arguments, "--router", "none"])))
         elif system in OFFICIAL:
             yield official(system, single_servers(stack, setup, OFFICIAL[system]), setup)
+        elif system == R2R:
+            yield official_r2r(setup)
         elif system == STANDARD:
             servers = single_servers(stack, setup, [()] * len(setup.models))
             yield Standard(servers, lambda seed: setup.algorithm.policy(seed, setup.vocabulary))
@@ -166,6 +176,15 @@ def running(system: str, setup: Setup, vector: Vector | None = None) -> Iterator
             gate = gate_arguments(system, vector, len(setup.models))
             arguments = [*setup.arguments(setup.models), *router, *gate]
             yield Endpoint(stack.enter_context(launched(arguments)))
+
+
+def official_r2r(setup: Setup) -> Running:
+    """R2R's own way; raises NotAvailableError for what it cannot do."""
+    from bench.official_r2r_system import OfficialR2R
+
+    if setup.algorithm.name not in _ONE_WAY or len(setup.models) != 2:
+        raise NotAvailableError("R2R's own way is there for one-way routing of two models only")
+    return OfficialR2R(setup.models, setup.profile, setup.algorithm.values[0])
 
 
 def single_servers(

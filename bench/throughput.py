@@ -33,6 +33,7 @@ from bench import throughput_sweep, throughput_timeline
 from bench.common import Row, parser, report
 from bench.endpoint import NotAvailableError
 from bench.prediction import best, latencies, missing_row, row_of, system_at, warmed
+from bench.std_official import OFFICIAL, R2R
 from bench.systems import SCHEDULED, SYSTEMS, Setup, Vector, running
 from bench.throughput_options import (
     add_arguments,
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows, ok = reproduce(names(args.parts), quick=args.quick)
         report("throughput", args, rows, "the scheduling model's checks", plot, short)
         sys.exit(not ok)
-    unknown = set(names(args.systems)) - set(SYSTEMS)
+    unknown = set(names(args.systems)) - {*SYSTEMS, *OFFICIAL, R2R}
     if unknown:
         made.error(f"--systems: no system {', '.join(sorted(unknown))}; there are {SYSTEMS}")
     if args.sweep is not None or args.timeline:
