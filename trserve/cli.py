@@ -19,6 +19,7 @@ from trserve.launch_options import TopicsCommand, launch_options, settings_of
 from trserve.planning.options import plan_command
 from trserve.router_check.options import router_command
 from trserve.router_convert.options import convert_router_command
+from trserve.terminal.options import chat_command, top_command
 from trserve.training.options import train_router_command
 
 
@@ -107,6 +108,8 @@ def main() -> None:
 main.add_command(_launch_command("launch"))
 main.add_command(_launch_command("serve", hidden=True))
 main.add_command(doctor_command())
+main.add_command(top_command())
+main.add_command(chat_command())
 main.add_command(_trace_command())
 main.add_command(plan_command())
 main.add_command(router_command())
