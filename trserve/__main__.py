@@ -2,4 +2,4 @@
 
 from trserve.cli import main
 
-main()
+main(prog_name="trserve")

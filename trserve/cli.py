@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from trserve import __version__
 from trserve.calibration.options import calibrate_command
+from trserve.completion import completion_command
+from trserve.config_show import config_command
 from trserve.doctor.options import doctor_command
 from trserve.exits import one_line_errors
 from trserve.launch_options import TopicsCommand, launch_options, settings_of
@@ -99,21 +101,40 @@ def _keys_command() -> click.Group:
     return group
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Purposes(click.Group):
+    """The commands, below what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One section a purpose; every command is in one."""
+        for purpose, commands in PURPOSES.items():
+            with formatter.section(purpose):
+                formatter.write_dl([(c.name or "", c.get_short_help_str(80)) for c in commands])
+
+
+@click.group(
+    cls=_Purposes,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="trserve")
 def main() -> None:
     """Several language models write each answer together, behind one OpenAI-compatible endpoint."""
 
 
-main.add_command(_launch_command("launch"))
+PURPOSES: Final[dict[str, list[click.Command]]] = {
+    "Serve": [_launch_command("launch"), config_command(), doctor_command(), _keys_command()],
+    "Use and watch a server that runs": [chat_command(), top_command(), _trace_command()],
+    "Routers": [
+        router_command(),
+        calibrate_command(),
+        train_router_command(),
+        convert_router_command(),
+    ],
+    "Scheduling": [plan_command()],
+    "This command": [completion_command()],
+}
+"""The commands that the help shows, by what they are for."""
+
+for _commands in PURPOSES.values():
+    for _command in _commands:
+        main.add_command(_command)
 main.add_command(_launch_command("serve", hidden=True))
-main.add_command(doctor_command())
-main.add_command(top_command())
-main.add_command(chat_command())
-main.add_command(_trace_command())
-main.add_command(plan_command())
-main.add_command(router_command())
-main.add_command(convert_router_command())
-main.add_command(calibrate_command())
-main.add_command(train_router_command())
-main.add_command(_keys_command())

@@ -27,9 +27,9 @@ def read_config_file(path: Path) -> dict[str, tuple[str, str]]:
     """
     found: dict[str, tuple[str, str]] = {}
     for key, value in _flat(_read(path), path):
-        if value in _NOTHING:
-            continue
         name, text = _setting(key, value, path)
+        if value in _NOTHING or (value == [] and not SETTINGS[name].default):
+            continue
         if name in found:
             raise ConfigError(f"{path}: {key} and {found[name][0]} are the same setting; keep one")
         found[name] = key, text
@@ -58,7 +58,7 @@ def _flat(content: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]:
     for key, value in content.items():
         if key in GROUPS and isinstance(value, Mapping):
             yield from value.items()
-        else:
+        elif not (key in GROUPS and value in _NOTHING):  # a group without settings
             yield key, value
 
 

@@ -154,8 +154,8 @@ def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], l
         if not key.startswith(PREFIX) or key in _OTHER_VARIABLES:
             continue
         text, name = environment[key], key.removeprefix(PREFIX).lower()
-        if is_service_link(key, text):
-            continue
+        if not text or is_service_link(key, text):
+            continue  # a variable that is empty is how compose files say that there is none
         if name in SETTINGS:
             found[name] = text
         elif hint := did_you_mean(name, SETTINGS):
