@@ -17,6 +17,7 @@ from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import GATEWAY_IDENTITY
 from trserve.ipc.process import thread_environment
 from trserve.plan import ServerPlan
+from trserve.service_manager import ServiceManager
 
 BACKLOG: Final = 4096
 
@@ -57,6 +58,9 @@ class Front(Protocol):
     def show_ready(self, plan: ServerPlan) -> None:
         """Requests are taken from now on."""
 
+    def show_draining(self) -> None:
+        """It was asked to end, and lets what is open end first."""
+
     def show_end(self, root_cause: str, exit_code: int) -> None:
         """Why the instance ended, if it was not asked to."""
 
@@ -64,8 +68,9 @@ class Front(Protocol):
 class HttpFront:
     """A gateway process on a listening socket, for people at a terminal."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, manager: ServiceManager | None = None) -> None:
         self._listener = listener
+        self._manager = manager or ServiceManager(None)
 
     def start(self, arguments: ChildArguments) -> Child:
         """Start the gateway."""
@@ -81,7 +86,14 @@ class HttpFront:
         """The ready line and an example."""
         host, port = self._listener.getsockname()[:2]
         banner.show_ready(plan, host, port)
+        self._manager.tell(READY="1", STATUS=f"serving on {host}:{port}")
+
+    def show_draining(self) -> None:
+        """One line, and the service manager's word for it."""
+        self._manager.tell(STOPPING="1", STATUS="draining")
+        banner.show_note("draining; once more to force")
 
     def show_end(self, root_cause: str, exit_code: int) -> None:
         """The last line is the root cause."""
+        self._manager.tell(STOPPING="1", STATUS=root_cause.partition("\n")[0])
         banner.show_note(root_cause)

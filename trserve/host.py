@@ -66,6 +66,9 @@ class OwnerFront:
     def show_ready(self, plan: ServerPlan) -> None:
         """It said so itself."""
 
+    def show_draining(self) -> None:
+        """It asked for that itself."""
+
     def show_end(self, root_cause: str, exit_code: int) -> None:
         """Why there is no engine any more."""
         _say({"failed": root_cause, "exit_code": exit_code})

@@ -5,6 +5,8 @@ Knows what has to be there before the supervisor starts; nothing of what it supe
 
 from __future__ import annotations
 
+import os
+
 from trserve.banner import show_note
 from trserve.config import LaunchConfig
 from trserve.endpoint_plan import cautions
@@ -13,6 +15,7 @@ from trserve.ipc.instance import sweep_dead_instances
 from trserve.ipc.process import become_subreaper
 from trserve.launcher import Launcher
 from trserve.plan import make_plan
+from trserve.service_manager import ServiceManager
 
 
 def launch(config: LaunchConfig) -> int:
@@ -24,7 +27,7 @@ def launch(config: LaunchConfig) -> int:
     try:
         sweep_dead_instances()
         become_subreaper()
-        front = HttpFront(listener)
+        front = HttpFront(listener, ServiceManager.of(os.environ))
         with Launcher(plan, front, config.faults.drain_timeout) as launcher:
             return launcher.run()
     finally:

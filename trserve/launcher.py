@@ -297,7 +297,7 @@ class Launcher:
                 if gateway is not None and gateway.ready:  # else once it serves
                     self._control.send(GATEWAY_IDENTITY, {"type": "drain"})
                 self._solving.drain()
-                self._front.show_note("draining; once more to force")
+                self._front.show_draining()
             elif self._state is ServerState.STARTING:
                 self._move(ServerEvent.STOP_ASKED)
                 self._stop_children()
