@@ -26,21 +26,24 @@ GIB = 2**30
 SMI = "NVIDIA Fake 80GB, {driver}, 81559, {free}, {mode}"
 
 
-def doctor(
-    *args: str, runtime: Path, ulimit: str = "", path: Path | None = None, **more: str
-) -> dict[str, Any]:
-    """The report of a doctor of its own, whose limits and programs are the test's."""
-    own = f"ulimit {ulimit} && " if ulimit else ""
-    env = server_env(runtime) | more
-    if path is not None:
-        env["PATH"] = f"{path}:{env['PATH']}"
-    command = [sys.executable, "-m", "trserve", "doctor", "--json", "--port", "0", *args]
+def doctor(*args: str, **env: str) -> dict[str, Any]:
+    """Its report, made in this process."""
+    offline = {"HF_HOME": "/nonexistent", "HF_HUB_CACHE": None, **env}
+    done = CliRunner().invoke(main, ["doctor", "--json", "--port", "0", *args], env=offline)
+    report = json.loads(done.stdout)
+    assert report["exit_code"] == done.exit_code
+    return report
+
+
+def limited(runtime: Path, ulimit: str) -> dict[str, Any]:
+    """The report of a process of its own, which has limits that could not be taken back here."""
+    command = [sys.executable, "-m", "trserve", "doctor", "--json", "--port", "0"]
     done = subprocess.run(
-        ["bash", "-c", f'{own}exec "$@"', "bash", *command],
+        ["bash", "-c", f'ulimit {ulimit} && exec "$@"', "bash", *command],
         capture_output=True,
         text=True,
         timeout=60,
-        env=env,
+        env=server_env(runtime),
     )
     assert "Traceback" not in done.stderr, done.stderr
     report = json.loads(done.stdout)
@@ -99,7 +102,7 @@ def fake_programs(
 
 
 def test_all_is_well(tmp_path):
-    report = doctor("--host", "127.0.0.1", runtime=tmp_path)
+    report = limited(tmp_path, "-n 2048")
     assert bad(report) == {}
     assert report["exit_code"] == 0
     checks = {f["check"] for f in report["findings"]}
@@ -109,7 +112,7 @@ def test_all_is_well(tmp_path):
 
 def test_two_tokenizers_that_differ(tmp_path):
     models = pair_with_another_tokenizer(tmp_path / "models")
-    found = only(doctor("--models", models, runtime=tmp_path), "tokenizers")
+    found = only(doctor("--models", models), "tokenizers")
     assert "tiny" in found["what"]
     assert "small" in found["what"]
     assert found["parameter"] == "--models"
@@ -120,20 +123,20 @@ def test_a_port_that_is_taken(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        found = only(doctor("--port", port, runtime=tmp_path), "port")
+        found = only(doctor("--port", port), "port")
     assert port in found["what"]
     assert "--port" in found["fix"]
 
 
 def test_256_open_files(tmp_path):
-    found = only(doctor(runtime=tmp_path, ulimit="-n 256"), "open files")
+    found = only(limited(tmp_path, "-n 256"), "open files")
     assert "256" in found["what"]
     assert "ulimit -Hn" in found["fix"]
     assert "--max-requests 192" in found["fix"]
 
 
 def test_files_for_the_requests_but_not_for_those_that_wait(tmp_path):
-    found = only(doctor(runtime=tmp_path, ulimit="-n 512"), "open files", "warning")
+    found = only(limited(tmp_path, "-n 512"), "open files", "warning")
     assert "--max-queue" in found["what"]
 
 
@@ -142,7 +145,7 @@ def test_files_for_the_requests_but_not_for_those_that_wait(tmp_path):
     [("-v 3000000", "address space", "ulimit -v"), ("-f 1024", "shared memory", "ulimit -f")],
 )
 def test_limits_of_memory(tmp_path, ulimit, check, fix):
-    found = only(doctor(runtime=tmp_path, ulimit=ulimit), check)
+    found = only(limited(tmp_path, ulimit), check)
     assert found["fix"].startswith(fix)
 
 
@@ -151,7 +154,7 @@ def test_missing_weights_hide_nothing_else(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        report = doctor("--models", "0.6b,small", "--port", port, runtime=tmp_path)
+        report = doctor("--models", "0.6b,small", "--port", port)
     found = bad(report)
     assert set(found) == {"models", "port"}
     assert found["models"]["parameter"] == "--models 0.6b"
@@ -160,7 +163,7 @@ def test_missing_weights_hide_nothing_else(tmp_path):
 
 def test_too_little_memory_for_the_models(tmp_path):
     models = ("--models", "32b,32b,32b,32b,32b,32b,32b,32b", "--load-format", "dummy")
-    found = only(doctor(*models, "--dtype", "float32", runtime=tmp_path), "memory")
+    found = only(doctor(*models, "--dtype", "float32"), "memory")
     assert "GiB" in found["what"]
     assert "--quantization int8" in found["fix"]
 
@@ -171,13 +174,13 @@ def test_too_little_memory_for_the_models(tmp_path):
 def test_a_bad_key_of_the_configuration(tmp_path, text, expected):
     file = tmp_path / "server.yaml"
     file.write_text(text)
-    found = only(doctor("--config", str(file), runtime=tmp_path / "none"), "configuration")
+    found = only(doctor("--config", str(file)), "configuration")
     assert expected in found["what"] + found["fix"]
     assert str(file) in found["what"]
 
 
 def test_a_variable_that_is_no_setting(tmp_path):
-    report = doctor(runtime=tmp_path, TRSERVE_MAX_QUEU="3", TRSERVE_PORT="tcp://10.0.0.1:80")
+    report = doctor(TRSERVE_MAX_QUEU="3", TRSERVE_PORT="tcp://10.0.0.1:80")
     found = only(report, "configuration", "warning")
     assert found["parameter"] == "TRSERVE_MAX_QUEU"
     assert "TRSERVE_MAX_QUEUE" in found["fix"]
@@ -188,23 +191,21 @@ def test_an_unreadable_router_checkpoint(tmp_path, kind):
     file = tmp_path / "router.safetensors"
     if kind == "garbage":
         file.write_bytes(b"\x10" * 64)
-    run = ["doctor", "--json", "--port", "0", "--router", "citer"]
-    done = CliRunner().invoke(main, [*run, "--router-config", f"checkpoint={file}"])
-    found = only(json.loads(done.output), "router")
+    given = ["--router", "citer", "--router-config", f"checkpoint={file}"]
+    found = only(doctor(*given), "router")
     assert str(file) in found["what"]
     assert found["fix"]
 
 
 def test_a_router_checkpoint_that_fits():
-    done = CliRunner().invoke(main, ["doctor", "--json", "--port", "0", "--router", "r2r"])
-    report = json.loads(done.output)
+    report = doctor("--router", "r2r")
     assert bad(report) == {}
     (router,) = [f for f in report["findings"] if f["check"] == "router"]
     assert "checkpoint" in router["what"]
 
 
 def test_a_gpu_is_asked_for_and_nothing_is_there(tmp_path):
-    report = doctor("--device", "cuda", runtime=tmp_path, PATH="/usr/bin:/bin")
+    report = doctor("--device", "cuda", PATH="/usr/bin:/bin")
     found = bad(report)
     assert {"torch", "driver", "flashinfer"} <= set(found)
     assert "without CUDA" in found["torch"]["what"]
@@ -217,7 +218,7 @@ def test_a_gpu_is_asked_for_and_nothing_is_there(tmp_path):
 def test_no_mps_daemon(tmp_path):
     """A driver that answers, a control program that finds no daemon; neither is real."""
     path = fake_programs(tmp_path, mps=1)
-    found = bad(doctor("--device", "cuda", runtime=tmp_path, path=path))
+    found = bad(doctor("--device", "cuda", PATH=f"{path}:{os.environ['PATH']}"))
     assert "driver" not in found
     assert found["MPS"]["level"] == "warning"
     assert "nvidia-cuda-mps-control -d" in found["MPS"]["fix"]

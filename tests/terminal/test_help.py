@@ -37,6 +37,22 @@ def test_every_command_has_a_purpose():
         assert re.search(rf"^  {name}  +\S", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    "args", [["doctor", "--port", "0"], ["config", "show"], ["chat", "--help"], ["top", "--help"]]
+)
+def test_nothing_heavy_is_imported(args):
+    code = f"""
+import sys
+from trserve.cli import main
+try:
+    main({args!r})
+finally:
+    print(sorted({{"torch", "transformers"}} & set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize("command", ["launch", "doctor", "config show"])
 def test_flags_stand_below_their_topics(command):
     text = run(*command.split(), "--help")
