@@ -8,7 +8,7 @@ SHELL := /bin/bash
 ARGS ?=
 PIP_ARGS ?=
 
-.PHONY: setup serve test test-all lint bench clients demo-models demo-routers clean
+.PHONY: setup serve test test-all lint bench clients page-test demo-models demo-routers clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,12 @@ clients: $(STAMP)
 	@set -o pipefail; $(BIN)/python -m tests.clients_heavy $(ARGS) | \
 	  tee $(if $(ARGS),/dev/null,docs/results/clients.txt)
 
+# The web page in a real Chromium (Debian: chromium nodejs npm); pictures go to .page-test/shots/.
+page-test: $(STAMP)
+	@mkdir -p .page-test && cp tests/page/package.json .page-test/
+	@cd .page-test && npm install --no-audit --no-fund --silent
+	TRSERVE_FULL=1 $(BIN)/python -m pytest -rs -s tests/page $(ARGS)
+
 demo-models: $(STAMP)
 	$(BIN)/python -m trserve.demo.train $(ARGS)
 
@@ -54,4 +60,4 @@ demo-routers: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m trserve.training.demo $(ARGS)
 
 clean:
-	rm -rf $(VENV) .clients build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients .page-test build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

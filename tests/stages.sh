@@ -43,7 +43,7 @@ suite "golden reference and engine" tests/golden tests/engine \
   --ignore tests/golden/test_seeds.py
 suite "black box, a to k" tests/blackbox/test_[a-k]*.py
 suite "black box, l to z" tests/blackbox/test_[l-z]*.py
-suite "third-party clients" tests/clients
+suite "third-party clients and the web page" tests/clients tests/page
 suite "emulated devices and benchmarks" tests/emulated tests/bench
 suite "killed workers" tests/faults/test_worker_kills.py
 suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py

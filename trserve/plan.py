@@ -148,7 +148,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
                 max_model_len=lengths[index],
                 num_blocks=blocks[index],
                 threads=threads[index],
-                active_parameters=models[index].spec.active_parameters,
+                active_parameters=0 if profile else models[index].spec.active_parameters,
             )
             for index, name in enumerate(_unique_names(models))
         ],

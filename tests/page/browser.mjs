@@ -32,7 +32,15 @@ export async function withPage(story, { url = settings.url, ...options } = {}) {
       window.longTasks = [];
       new PerformanceObserver((list) => window.longTasks.push(...list.getEntries().map((entry) => Math.round(entry.duration)))).observe({ type: "longtask", buffered: true });
     });
-    await page.goto(url);
+    for (let tries = 0; ; tries += 1) {
+      try {
+        await page.goto(url);
+        break;
+      } catch (error) {
+        if (tries === (settings.tries ?? 0)) throw error; // else the server is not there yet
+        await new Promise((go) => setTimeout(go, 100));
+      }
+    }
     const result = await story(page, watched, browser);
     assert.deepEqual(watched.foreign, [], "a request left the origin");
     return result;

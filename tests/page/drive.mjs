@@ -68,12 +68,12 @@ const scenarios = {
     await page.selectOption("#mode", { index: 1 });
     await page.fill("#prompt", QUESTION);
     await page.press("#prompt", "Enter");
-    await page.waitForFunction(() => document.querySelectorAll(".answer")[2]?.children.length > 5);
+    await page.waitForFunction(() => document.querySelectorAll(".answer")[2]?.querySelectorAll(".t").length > 5);
     await page.click("#stop");
     await page.waitForFunction(() => !document.querySelector(".answer.still"));
     found.stopped_at = await page.locator(".answer").nth(2).locator(".t").count();
     assert.ok(found.stopped_at < 600);
-    assert.match(await page.locator(".answer-error:visible").last().innerText(), /Stopped/);
+    assert.match(await page.locator(".answer-note:visible").last().innerText(), /Stopped/);
 
     await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
     await page.click("#copy-curl");
@@ -91,25 +91,26 @@ const scenarios = {
   },
 
   /** A long answer while the main thread is watched. */
-  async long(page, watched) {
+  async long(page, watched, browser) {
     await ready(page);
     await page.locator("details summary").click();
     await page.fill("#max-tokens", String(settings.tokens));
     await page.check("#ignore-eos");
+    await browser.startTracing(page, { categories: ["toplevel", "devtools.timeline", "disabled-by-default-devtools.timeline"] });
     await page.evaluate(() => (window.longTasks.length = 0));
     const began = Date.now();
     await ask(page, "Go on.");
     const seconds = (Date.now() - began) / 1000;
+    const tasks = await page.evaluate(() => window.longTasks.slice());
+    const cpu = busiest(await browser.stopTracing());
     const [run] = (await saved(page)).turns[0].runs;
     const counts = await shown(page, 0);
     assert.deepEqual(counts, Object.values(run.usage.trserve.tokens));
     assert.equal(counts[0] + counts[1], settings.tokens);
-    const tasks = await page.evaluate(() => window.longTasks);
     await shot(page, "long", { fullPage: false });
-    const longest = Math.max(0, ...tasks);
-    assert.ok(longest <= 100, `a task of ${longest} ms`);
+    assert.ok(cpu <= 100, `a task of ${cpu} ms of CPU`);
     assert.deepEqual(watched.errors, []);
-    return { tokens: settings.tokens, seconds, tokens_per_s: Math.round(settings.tokens / seconds), tasks_over_50_ms: tasks.length, longest_task_ms: longest };
+    return { tokens: settings.tokens, seconds, tokens_per_s: Math.round(settings.tokens / seconds), tasks_over_50_ms: tasks.length, longest_task_ms: Math.max(0, ...tasks), longest_task_cpu_ms: cpu };
   },
 
   /** A server with a key. */
@@ -135,17 +136,28 @@ const scenarios = {
   /** Tell, a line each, what the page says of the server, until told to stop. */
   async states(page) {
     let last = "";
+    console.log(JSON.stringify({ state: "open" }));
     const until = Date.now() + settings.seconds * 1000;
     while (Date.now() < until) {
       const now = await page.innerText("#state");
       if (now !== last) console.log(JSON.stringify({ state: now }));
-      if (now !== last) await shot(page, `state-${now.replace(/\W+/g, "-").slice(0, 24)}`);
+      if (now !== last) await shot(page, `state-${now.replace(/\W+/g, "-").slice(0, 24)}`, { fullPage: false });
       last = now;
       await new Promise((go) => setTimeout(go, 100));
     }
     return { last };
   },
 };
+
+/** The most CPU time of one task of a page's main thread, in ms. */
+function busiest(trace) {
+  const { traceEvents } = JSON.parse(trace.toString());
+  const thread = (event) => `${event.pid}/${event.tid}`;
+  const main = new Set(traceEvents.filter((each) => each.name === "thread_name" && each.args.name === "CrRendererMain").map(thread));
+  const tasks = traceEvents.filter((each) => /RunTask$/.test(each.name) && each.tdur !== undefined && main.has(thread(each)));
+  assert.ok(tasks.length > 100, "the trace has no tasks");
+  return Math.max(...tasks.map((each) => Math.round(each.tdur / 100) / 10));
+}
 
 async function keyboard(page) {
   await page.focus("#prompt");

@@ -135,7 +135,9 @@ class Stats:
         steps = look.steps[model] - before.steps[model]
         number = int(steps.sum())
         total = words.get("total_blocks")
-        used = total - words.get("free_blocks") - words.get("cached_blocks")
+        # Before a worker has loaded it has said nothing of its blocks.
+        said = words.get("free_blocks") + words.get("cached_blocks")
+        used = total - said if said or words.get("running") + words.get("pending") else 0
         return {
             "name": self._service.model_names[model],
             "status": self._service.states.status(model),

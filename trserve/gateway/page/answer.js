@@ -1,29 +1,50 @@
 // One answer on the page: its tokens, their strip and what is known of it as a whole.
 //
-// Tokens are appended once in each frame of the screen and never touched again, so that an answer
-// costs what its new tokens cost. Knows no requests.
+// Tokens are appended once in each frame of the screen and never touched again. Laying out and
+// painting a line of text costs what there is of it already, however: frames are left out so that
+// the page is busy with them for half of the time at most, and a long text is cut into blocks at line
+// ends. Knows no requests.
 
 import { number, percent, short, t } from "./catalogue.js";
 import { make, terms } from "./dom.js";
 import { Strip } from "./strip.js";
 
 const MOST_PER_FRAME = 300;
+const BLOCK_TOKENS = 150;
 const STRIP_EVERY_MS = 120;
 const SAY_EVERY_MS = 3000;
 const SENTENCE_END = /[.!?。\n](?=\s|$)/g;
 
 const growing = new Set();
-let frame = 0;
+let isAsked = false;
+let nextAt = 0;
+let drawnFrom = 0;
+const afterFrame = new MessageChannel();
+// A message that is sent in a frame arrives once the frame is laid out and painted.
+afterFrame.port1.onmessage = () => {
+  const now = performance.now();
+  nextAt = now + (now - drawnFrom);
+};
+
+function askFrame() {
+  if (isAsked || !growing.size) return;
+  isAsked = true;
+  requestAnimationFrame(grow);
+}
 
 function grow() {
-  frame = 0;
-  for (const answer of growing) answer.grow();
-  if (growing.size) frame = requestAnimationFrame(grow);
+  isAsked = false;
+  if (performance.now() >= nextAt) {
+    drawnFrom = performance.now();
+    for (const answer of growing) answer.grow();
+    afterFrame.port2.postMessage(null);
+  }
+  askFrame();
 }
 
 export class Answer {
   /**
-   * @param who what the answer is called.
+   * @param who says what the answer is called, in the language of now.
    * @param threshold `{name, value}` of the router's first parameter, or null.
    * @param tools `choose(answer, index)`, `grown()`, `say(text)`.
    */
@@ -42,10 +63,12 @@ export class Answer {
     this.text = make("div", { className: "answer still", tabIndex: 0, role: "group" });
     this.canvas = make("canvas", { className: "strip", role: "img" });
     this.facts = make("div");
-    this.problem = make("p", { className: "answer-error", hidden: true });
+    this.note = make("p", { className: "answer-note", hidden: true });
     this.inspect = make("button", { type: "button", className: "quiet", hidden: true });
     this.inspect.addEventListener("click", () => this.choose(this.now ?? 0));
-    this.element = make("div", { className: "column" }, make("h3", {}, who), this.text, this.canvas, this.facts, this.problem, this.inspect);
+    this.title = make("h3");
+    this.element = make("div", { className: "column" }, this.title, this.text, this.canvas, this.facts, this.note, this.inspect);
+    this.newBlock();
     this.strip = new Strip(this.canvas, this.tokens, threshold?.value ?? null);
     this.words();
     this.text.addEventListener("click", (event) => event.target.n !== undefined && this.choose(event.target.n));
@@ -58,7 +81,8 @@ export class Answer {
 
   /** The texts, in the language of now. */
   words() {
-    this.text.setAttribute("aria-label", t("answerLabel", { who: this.who }));
+    this.title.textContent = this.who();
+    this.text.setAttribute("aria-label", t("answerLabel", { who: this.who() }));
     this.inspect.textContent = t("inspect");
     const over = this.tokens.filter((token) => token.source).length;
     this.canvas.setAttribute("aria-label", t("stripLabel", { n: this.tokens.length, threshold: this.threshold ? short(this.threshold.value) : "-", over, model: this.models[0] }));
@@ -69,15 +93,22 @@ export class Answer {
     this.tokens.push(...tokens);
     for (const token of tokens) this.unsaid += token.text;
     growing.add(this);
-    frame ||= requestAnimationFrame(grow);
+    askFrame();
   }
 
   grow() {
     const upto = Math.min(this.tokens.length, this.shown + MOST_PER_FRAME);
     if (upto > this.shown) {
-      const fresh = document.createDocumentFragment();
-      for (; this.shown < upto; this.shown += 1) fresh.append(this.span(this.shown));
-      this.text.append(fresh);
+      let fresh = document.createDocumentFragment();
+      for (; this.shown < upto; this.shown += 1) {
+        fresh.append(this.span(this.shown));
+        this.inBlock += 1;
+        if (this.inBlock < BLOCK_TOKENS || !this.tokens[this.shown].text.endsWith("\n")) continue;
+        this.block.append(fresh);
+        fresh = document.createDocumentFragment();
+        this.newBlock();
+      }
+      this.block.append(fresh);
       this.tools.grown();
     }
     const now = performance.now();
@@ -94,12 +125,19 @@ export class Answer {
     if (this.ended) this.settle();
   }
 
+  newBlock() {
+    this.block = make("div");
+    this.inBlock = 0;
+    this.text.append(this.block);
+  }
+
   span(index) {
     const token = this.tokens[index];
     const span = document.createElement("span");
     span.className = `t m${token.source % 5}`;
     span.n = index;
     span.textContent = token.text;
+    token.span = span;
     return span;
   }
 
@@ -113,15 +151,16 @@ export class Answer {
     this.unsaid = this.unsaid.slice(end);
   }
 
-  /** No more tokens come. `summary`: see factList; `problem`: a sentence, or null. */
-  end(summary, problem) {
+  /** No more tokens come. `summary`: see factList; `note`: a sentence, or null; is it a `failure`? */
+  end(summary, note, failure) {
     this.summary = summary;
     this.ended = true;
-    this.problem.hidden = !problem;
-    this.problem.textContent = problem ?? "";
+    this.note.hidden = !note;
+    this.note.textContent = note ?? "";
+    this.note.className = failure ? "answer-note answer-error" : "answer-note";
     this.text.classList.remove("still");
     growing.add(this);
-    frame ||= requestAnimationFrame(grow);
+    askFrame();
   }
 
   settle() {
@@ -167,9 +206,9 @@ export class Answer {
   }
 
   mark(index) {
-    if (this.now !== null) this.text.children[this.now]?.classList.remove("now");
+    if (this.now !== null) this.tokens[this.now].span.classList.remove("now");
     this.now = index;
-    if (index !== null) this.text.children[index]?.classList.add("now");
+    if (index !== null) this.tokens[index].span.classList.add("now");
   }
 }
 

@@ -74,8 +74,8 @@ function notice(text) {
 
 function ways() {
   const mode = byId("mode").value;
-  const routed = { only: null, who: t("routed") };
-  const single = about.models.map((model) => ({ only: model.name, who: t("onlyModel", { model: model.name }) }));
+  const routed = { only: null, who: () => t("routed") };
+  const single = about.models.map((model) => ({ only: model.name, who: () => t("onlyModel", { model: model.name }) }));
   if (mode === BOTH) return [single[0], routed, ...single.slice(1)];
   return mode === ROUTED ? [routed] : single.filter((way) => mode === `only:${way.only}`);
 }

@@ -62,9 +62,9 @@ export function showCard(answer, index, { focusCard = false, focusOn = null } = 
   const parts = [
     make("header", {}, make("strong", {}, title), button("close", () => hideCard())),
     make("p", {}, make("code", {}, visible(token.text || token.name))),
+    make("nav", { ariaLabel: title }, button("previous", go(index - 1, "previous"), index > 0), button("next", go(index + 1, "next"), index + 1 < answer.shown), button("nextOther", go(other, "nextOther"), other !== null)),
     facts(answer, token),
     alternatives(answer, token),
-    make("nav", { ariaLabel: title }, button("previous", go(index - 1, "previous"), index > 0), button("next", go(index + 1, "next"), index + 1 < answer.shown), button("nextOther", go(other, "nextOther"), other !== null)),
   ];
   card.replaceChildren(...parts.filter(Boolean));
   card.setAttribute("aria-label", title);

@@ -35,7 +35,7 @@ function build() {
   };
   plots = [
     plot(() => t("plotTokens"), (e) => e.models.map((m) => `${m.name} ${number(m.tokens_per_s, 0)}`).join(", "), () => kept[0].models.map((_, n) => line((e) => e.models[n]?.tokens_per_s ?? null, n))),
-    plot((e) => t("plotShare", { model: e.models[0].name }), (e) => (e.share === null ? t("none") : percent(e.share)), () => [line((e) => e.share, 1)], 1),
+    plot((e) => t("plotShare", { model: e.models[0].name }), () => keptShare(), () => [line((e) => e.share, 1)], 1),
     plot(() => t("plotFirst"), latency("first_token"), () => both("first_token")),
     plot(() => t("plotBetween"), latency("between_tokens"), () => both("between_tokens")),
     plot(() => t("plotQueue"), (e) => [t("liveRequests", { n: e.requests.live }), t("waiting", { n: e.requests.waiting }), t("pending", { n: pending(e) })].join(", "), () => [line((e) => e.requests.live), line(pending, 1), line((e) => e.requests.waiting, 2)]),
@@ -43,6 +43,13 @@ function build() {
   const rows = plot(() => t("plotRows"), (e) => e.models.map((m) => `${m.name} ${m.rows_mean === null ? "-" : number(m.rows_mean, 1)}`).join(", "), null);
   plots.push(rows);
   byId("plots").replaceChildren(...plots.map((each) => each.figure), make("div", { id: "models-now", className: "scroll", tabIndex: 0, role: "group", "aria-labelledby": "live-title" }));
+}
+
+/** Of all that is kept, as its seconds have it. */
+function keptShare() {
+  const written = (which) => kept.reduce((sum, e) => sum + e.interval_s * e.models.reduce((all, m, n) => all + (which(n) ? m.tokens_per_s : 0), 0), 0);
+  const total = written(() => true);
+  return total ? percent(written((n) => n > 0) / total) : t("none");
 }
 
 function pending(event) {

@@ -25,10 +25,11 @@ export function drawRuns() {
   const head = ["runWho", "runParameters", "runTokens", "runShare", "runCost", "runFirst", "runTime"].map((key) => make("th", { scope: "col" }, t(key)));
   const rows = runs.map(({ run }) => {
     const { share, cost, first, time } = run.summary;
-    const cells = [run.who, routerOf(run), number(run.tokens.length), percent(share), cost === null ? "-" : number(cost, 3), first === null ? "-" : `${number(first)} ms`, `${number(time / 1000, 2)} s`];
+    const cells = [run.who(), routerOf(run), number(run.tokens.length), percent(share), cost === null ? "-" : number(cost, 3), first === null ? "-" : `${number(first)} ms`, `${number(time / 1000, 2)} s`];
     return make("tr", {}, ...cells.map((text) => make("td", {}, text)));
   });
-  const note = make("caption", { className: "hint" }, t("costNote", { model: largestOf(runs.at(-1).about) }));
+  const known = runs.some(({ run }) => run.summary.cost !== null);
+  const note = known ? make("caption", { className: "hint" }, t("costNote", { model: largestOf(runs.at(-1).about) })) : "";
   byId("runs").replaceChildren(note, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows.reverse()));
 }
 
@@ -37,7 +38,7 @@ const quoted = (value) => `"${String(value).replaceAll('"', '""')}"`;
 export function runsAsCsv() {
   const lines = runs.map(({ run }) => {
     const { share, cost, first, time, handoffs } = run.summary;
-    return [quoted(run.who), quoted(routerOf(run)), run.tokens.length, share, cost ?? "", handoffs ?? "", first ?? "", time].join(",");
+    return [quoted(run.who()), quoted(routerOf(run)), run.tokens.length, share, cost ?? "", handoffs ?? "", first ?? "", time].join(",");
   });
   return ["written_by,router,tokens,share,cost,handoffs,first_token_ms,time_ms", ...lines, ""].join("\n");
 }

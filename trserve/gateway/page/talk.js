@@ -56,7 +56,7 @@ function summary(about, run, tokens) {
   };
 }
 
-function problemOf(error, run, answered) {
+function noteOf(error, run, answered) {
   if (error?.name === "AbortError") return t("stopped");
   if (error instanceof ApiError) {
     const key = error.status === 503 || error.status === 429 ? "waitFor" : "failed";
@@ -87,7 +87,8 @@ export async function runOne({ about, body, who, threshold, signal, place, tools
   run.tokens = answer.tokens;
   run.text = answer.tokens.map((token) => token.text).join("");
   run.summary = summary(about, run, answer.tokens);
-  answer.end(run.summary, problemOf(run.error, run, answer.tokens.length > 0));
+  const failed = run.error !== null && run.error.name !== "AbortError";
+  answer.end(run.summary, noteOf(run.error, run, answer.tokens.length > 0), failed);
   return run;
 }
 
@@ -111,7 +112,7 @@ async function read(run, answer, signal, began) {
 /** A run as it is saved. */
 export function asJson(run) {
   return {
-    written_by: run.who,
+    written_by: run.body.trserve.only ?? "routed",
     response_id: run.id,
     request: run.body,
     threshold: run.threshold,
