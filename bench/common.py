@@ -53,9 +53,9 @@ def report(
     """Prints ``rows`` and does what the flags ask for.
 
     ``plot`` draws the rows on a matplotlib Axes; without it ``--plot`` is refused. ``shown`` makes
-    of a row what the table has of it.
+    of a row what the table has of it; nothing, and the row is left out.
     """
-    print_table(title, [shown(row) for row in rows])
+    print_table(title, [seen for row in rows if (seen := shown(row))])
     if args.json is not None:
         args.json.write_text(json.dumps(envelope(name, rows), indent=2) + "\n")
     if args.plot is not None:

@@ -22,7 +22,7 @@ from typing import Final
 import uvloop
 
 from bench.closed_loop import Until
-from bench.common import Row
+from bench.common import Row, print_table
 from bench.prediction import best, warmed
 from bench.systems import Endpoint, running
 from bench.throughput_pair import LONG, MODELS, Verdict, pair_at, setup_at
@@ -42,14 +42,16 @@ LONG_STEP: Final = 1.1
 """Of the median, from where on a step counts as long."""
 MORE_LONG_STEPS: Final = 0.01
 WATCHED_S: Final = 30.0
+"""With the search as long as without it."""
+ROUNDS: Final = 3
 _DECISIONS: Final = 2000
 _GRACE_S: Final = 60.0
 """For the searcher's start and the search that has begun when its time is over."""
 
 
 def search_beside_serving(quick: bool) -> tuple[list[Row], list[Verdict]]:
-    """Part 6."""
-    seconds = WATCHED_S / 5 if quick else WATCHED_S
+    """Part 6; prints its tables, for no other part's rows are like them."""
+    seconds = (WATCHED_S / 5 if quick else WATCHED_S) / ROUNDS
     setup, vector = setup_at(P), best(pair_at(P), N).vector
     until = warmed(Until(warm_up_s=3.0), setup, LONG, N)
     with running("delayed-fixed", setup, vector) as up:
@@ -57,40 +59,65 @@ def search_beside_serving(quick: bool) -> tuple[list[Row], list[Verdict]]:
         without, beside, took = uvloop.run(_serve(up, until, seconds))
     searched = {name: max(values) for name, values in took.items()}
     pairs = [step_rows(*each) for each in zip(MODELS, without, beside, strict=True)]
-    rows: list[Row] = [{"concurrency": N, "nice": NICENESS, **searched}]
-    rows += [row for pair in pairs for row in pair]
-    return rows, [*search_verdicts(searched), *(step_verdict(*pair) for pair in pairs)]
+    search_row: Row = {"concurrency": N, "nice": NICENESS, **searched}
+    rows = [row for pair in pairs for row in pair]
+    print_table("the longest of its parts, in seconds", [search_row])
+    print_table("steps without the search, and beside it", rows)
+    verdicts = [*search_verdicts(searched), *(step_verdict(*pair) for pair in pairs)]
+    return [search_row, *rows], verdicts
 
 
 async def _serve(
     up: Endpoint, until: Until, seconds: float
 ) -> tuple[list[list[Step]], list[list[Step]], dict[str, list[float]]]:
-    """Both models' steps without the search and beside it, and what its parts took."""
+    """Both models' steps without the search and beside it, and what its parts took.
+
+    They alternate, so that both see the same machine.
+    """
     endless = Until(least_s=1e9, most_s=1e9, warm_up_s=0.0)
     load = asyncio.create_task(up.measure(N, LONG, endless))
+    without: list[list[Step]] = [[] for _ in MODELS]
+    beside: list[list[Step]] = [[] for _ in MODELS]
+    took: dict[str, list[float]] = {}
     try:
         await asyncio.sleep(until.warm_up_s)
-        pid = up.address.pid
-        without = await asyncio.to_thread(traced, pid, seconds)
-        searcher = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", __name__, str(seconds)),
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **thread_environment(1)},
-        )
-        assert searcher.stdout is not None
-        try:
-            async with asyncio.timeout(seconds + _GRACE_S):
-                await searcher.stdout.readline()  # it has imported what it needs
-                beside = await asyncio.to_thread(traced, pid, seconds)
-                took, _ = await searcher.communicate()
-        finally:
-            with suppress(ProcessLookupError):
-                searcher.kill()
-        return without, beside, json.loads(took)
+        for _ in range(ROUNDS):
+            _extend(without, await asyncio.to_thread(traced, up.address.pid, seconds))
+            steps, parts = await _beside_search(up.address.pid, seconds)
+            _extend(beside, steps)
+            for name, values in parts.items():
+                took.setdefault(name, []).extend(values)
     finally:
         load.cancel()
         with suppress(asyncio.CancelledError):
             await load
+    return without, beside, took
+
+
+def _extend(known: list[list[Step]], more: list[list[Step]]) -> None:
+    for steps, later in zip(known, more, strict=True):
+        steps += later
+
+
+async def _beside_search(
+    pid: int, seconds: float
+) -> tuple[list[list[Step]], dict[str, list[float]]]:
+    """The steps of ``seconds`` in which a process searches, and its times."""
+    searcher = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__, str(seconds)),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **thread_environment(1)},
+    )
+    assert searcher.stdout is not None
+    try:
+        async with asyncio.timeout(seconds + _GRACE_S):
+            await searcher.stdout.readline()  # it has imported what it needs
+            steps = await asyncio.to_thread(traced, pid, seconds)
+            took, _ = await searcher.communicate()
+    finally:
+        with suppress(ProcessLookupError):
+            searcher.kill()
+    return steps, json.loads(took)
 
 
 def step_rows(model: str, without: Sequence[Step], beside: Sequence[Step]) -> list[Row]:

@@ -61,9 +61,9 @@ _SHORT: Final = {
 
 
 def short(row: Row) -> Row:
-    """A row as the printed table has it; one that is of no system has what it has."""
+    """A row as the printed table has it; nothing of one that is of no system."""
     if "system" not in row:
-        return row
+        return {}
     if "not_available" in row:
         return {"workload": row["workload"], "system": row["system"], "tok/s": "not available"}
     return {name: row[key] for key, name in _SHORT.items() if key in row}

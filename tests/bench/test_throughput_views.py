@@ -198,7 +198,7 @@ def test_long_steps_are_counted_against_the_usual_ones():
     assert (without["max_ms"], beside["p99_ms"], beside["p50_ms"]) == (7.0, 9.0, 6.0)
     assert not step_verdict(without, beside).ok
     assert step_verdict(without, without).ok
-    assert short(beside) == beside
+    assert short(beside) == {}, "it has a table of its own"
 
 
 def test_searches_are_held_against_their_limits():

@@ -13,7 +13,7 @@ from tests.serverproc import Server, concurrently, wait_until
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
 BODY |= {"trserve": {"router": {"tau": 0.05}}}
-NICENESS = "10"
+NICENESS = "5"
 
 
 def solvers(server: Server) -> list[int]:

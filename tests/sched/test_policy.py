@@ -62,6 +62,33 @@ def test_it_follows_jumps_of_p_and_of_n(policy):
     assert policy.table.row(2) == (1, 1)
 
 
+@pytest.mark.parametrize("live", [4, 16])
+def test_the_present_row_can_come_first_and_the_others_come_next(live):
+    policy, whole = ThresholdPolicy(2, 32), ThresholdPolicy(2, 32)
+    for each in (policy, whole):
+        each.update(known(0.05, live))
+    before = policy.table
+    whole.update(known(0.6, live))
+    assert policy.update(known(0.6, live), present_only=True)
+    assert policy.table.row(live) == whole.table.row(live) != before.row(live)
+    other = 8 if live == 4 else 4
+    assert policy.table.row(other) == before.row(other)
+    assert policy.predicted(live).tokens_per_s == whole.predicted(live).tokens_per_s
+    assert policy.update(known(0.6, live))
+    assert policy.table == whole.table
+    assert not policy.update(known(0.6, live)), "no news"
+
+
+def test_the_present_row_takes_less_than_all_of_them():
+    policy, took = ThresholdPolicy(2, 32), []
+    policy.update(known(0.05, 16))
+    for present_only in (True, False):
+        began = time.thread_time()
+        policy.update(known(0.6, 16), present_only=present_only)
+        took.append(time.thread_time() - began)
+    assert took[0] < 0.75 * took[1], took
+
+
 @pytest.mark.parametrize(("live", "dips"), [(16, (14, 15)), (8, (7,))])
 def test_a_dip_of_n_while_answers_follow_each_other_opens_no_gate(policy, live, dips):
     policy.update(known(0.35, live))

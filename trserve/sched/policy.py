@@ -117,25 +117,30 @@ class ThresholdPolicy:
         """The solved rows by N; none before the first solution."""
         return self._predictions
 
-    def update(self, estimate: Estimate, *, may_solve: bool = True) -> bool:
+    def update(
+        self, estimate: Estimate, *, may_solve: bool = True, present_only: bool = False
+    ) -> bool:
         """Solve again with what is known now, if that is news; whether ``table`` changed.
 
         To be called some three times a second; ``may_solve``: False puts off what can wait.
+        ``present_only``: the row of the present N first, in less than half the time; all others
+        stay as they are, and are news at the next call.
         """
         was_paused, self._paused = self._paused, max(0, self._paused - 1)
         resumes = was_paused == 1
         if not resumes and not (may_solve and self._is_news(estimate)):
             return False
-        self._solved = estimate
+        self._solved = None if present_only else estimate
         system = coarsened(estimate.system)
         leans = list(_perturbed(system, estimate))
+        live = round(estimate.live)
         rows: dict[int, Prediction] = {}
-        for count in self._grid(estimate.live):
+        for count in self._way_to(live) if present_only else self._grid(estimate.live):
             rows[count] = self._row(system, leans, count, rows)
-        self._predictions = rows
+        self._predictions = {**self._predictions, **rows} if present_only else rows
         self.solutions += 1
         before = self.table
-        self.table = ThresholdTable(len(self._eager), self._spread(rows, round(estimate.live)))
+        self.table = ThresholdTable(len(self._eager), self._spread(self._predictions, live))
         return self.table != before
 
     def _spread(self, rows: dict[int, Prediction], live: int) -> dict[int, Vector]:
@@ -164,6 +169,12 @@ class ThresholdPolicy:
             if not live * _CLOSE < count < live:
                 grid.add(count)
         return sorted(count for count in grid if 1 <= count <= self._most)
+
+    def _way_to(self, live: int) -> list[int]:
+        """The N to solve for the row of ``live`` alone: above the full search, one from another."""
+        if live <= _FULL_SEARCH:
+            return [live]
+        return [count for count in self._grid(live) if _FULL_SEARCH <= count <= live]
 
     def _row(
         self, system: System, leans: list[System], count: int, below: dict[int, Prediction]

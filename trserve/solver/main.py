@@ -1,7 +1,8 @@
 """The solver's process from its first act to its end: look, solve, tell the launcher.
 
-Of low priority, on one thread: a worker that wakes takes the core from it at once. It is not of the
-lowest, with which a busy machine leaves it a sixtieth of a core and news comes seconds late.
+Of low priority, on one thread. Not of the lowest: beside workers that never rest, 19 leaves it a
+sixtieth of a core, and news comes a minute late; 5 leaves it a quarter. How much it takes over time
+is bounded by how seldom it solves, not by its priority.
 It holds nothing that anybody waits for, so the launcher simply ends it. Imports no torch.
 """
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from trserve.ipc.layout import Layout
 
 log = logging.getLogger(__name__)
-NICENESS: Final = 10
+NICENESS: Final = 5
 
 
 class SolverPlan(msgspec.Struct, frozen=True):

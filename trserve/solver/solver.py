@@ -133,7 +133,7 @@ class Solver:
             now_s, urgent=self._is_urgent(known), settled=known.settled
         )
         before, began_s = policy.solutions, self._cost_s()
-        policy.update(known, may_solve=may_solve)
+        policy.update(known, may_solve=may_solve, present_only=self._is_outdated(known))
         if policy.solutions != before:
             self._solved = known
             self._solves.solved(now_s, self._cost_s() - began_s)
@@ -146,8 +146,14 @@ class Solver:
         solved, policy = self._solved, self._policy
         if solved is None or policy is None:
             return True
-        changed = known.changes != solved.changes
-        return changed or is_surer(known, solved) or known.live > max(policy.rows)
+        return self._is_outdated(known) or is_surer(known, solved)
+
+    def _is_outdated(self, known: Estimate) -> bool:
+        """Whether the table in force is of another system, or of far fewer requests."""
+        solved, policy = self._solved, self._policy
+        if solved is None or policy is None:
+            return False
+        return known.changes != solved.changes or known.live > max(policy.rows)
 
     def _latencies(self, known: Estimate) -> list[float]:
         widths = [max(1, round(width)) for width in self._widths]
