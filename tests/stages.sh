@@ -38,7 +38,8 @@ suite "embedded pair" tests/demo
 suite "golden equality" -rP tests/golden/test_golden.py
 suite "golden equality under pressure" -rP tests/golden/test_adverse.py
 suite "golden seeds" -rP tests/golden/test_seeds.py
-suite "golden reference and engine" tests/golden tests/engine \
+suite "engine" tests/engine
+suite "golden reference" tests/golden \
   --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py \
   --ignore tests/golden/test_seeds.py
 suite "black box, a to k" tests/blackbox/test_[a-k]*.py
