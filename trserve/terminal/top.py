@@ -31,6 +31,9 @@ ABOUT: Final = "/v1/trserve/about"
 STATS: Final = "/v1/trserve/stats/stream"
 _SILENCE_S: Final = 10.0
 _RETRY_S: Final = 1.0
+_ABOUT_S: Final = 10.0
+"""An administrator may move a parameter; each time it is asked for is a line in the log."""
+
 _POLL_S: Final = 0.1
 _RATES: Final = 40
 
@@ -89,7 +92,7 @@ class _Follower(threading.Thread):
             time.sleep(_RETRY_S)
 
     def _follow(self) -> None:
-        self.about = self._client.get(ABOUT)
+        self.about, asked = self._client.get(ABOUT), time.monotonic()
         for stats in self._client.events("GET", STATS, None, _SILENCE_S):
             self.problem = ""
             if "interval_s" not in stats:
@@ -98,8 +101,8 @@ class _Follower(threading.Thread):
             if stats["interval_s"]:
                 self.rates.append(stats["tokens_per_s"])
             self.count += 1
-            # Whoever administers the server may have moved a parameter since.
-            self.about = self._client.get(ABOUT)
+            if time.monotonic() - asked >= _ABOUT_S:
+                self.about, asked = self._client.get(ABOUT), time.monotonic()
 
 
 class _Screen:
