@@ -26,8 +26,10 @@ from trserve.router_lib.registry import BUILTIN
 from trserve.vocabularies import token_maps
 
 _GIB: Final = 2**30
-_PROCESS: Final = 256 * 2**20
-"""Bytes of a worker with an embedded model in it, as ``process_resident_memory_bytes`` says."""
+_WORKER: Final = 256 * 2**20
+_OTHERS: Final = 160 * 2**20
+"""Bytes of a worker beside its model, and of launcher, gateway and solver together, as
+``trserve_process_resident_memory_bytes`` in /metrics says of the embedded pair."""
 
 _FLAG: Final = re.compile(r"--[a-z][a-z-]*")
 _CHECKPOINT: Final = "checkpoint"
@@ -62,7 +64,7 @@ class Diagnosed:
             return None
         weights = [0 if self.emulated else each for each in _weights(self.config, self.models)]
         kv = [0 if self.emulated else each for each in _kv(self.plan, self.models)]
-        programs = _PROCESS * len(self.models)
+        programs = _OTHERS + _WORKER * len(self.models)
         largest = max(map(sum, zip(weights, kv, strict=True)))
         return Needs(sum(weights) + self.plan.layout.size + programs, sum(kv), largest)
 

@@ -25,8 +25,9 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 _SHM: Final = Path("/dev/shm")
 _NCCL_SHM: Final = 2**30
-_ADDRESSES: Final = 4 * 2**30
-"""Address space that a worker maps beside its weights and KV: torch, threads, allocators."""
+_ADDRESSES: Final = 3 * 2**29
+"""Address space that a worker maps beside weights and KV, for torch, threads and allocators: 1.2
+GiB with the embedded pair (VmPeak in /proc), and room."""
 
 _GIB: Final = 2**30
 
@@ -163,8 +164,7 @@ def memory_left() -> int | None:
 def _directories() -> list[Path]:
     """The groups of this process, up to the root, that count memory."""
     found: list[Path] = []
-    text = _OWN_CGROUPS.read_text() if _OWN_CGROUPS.is_file() else ""
-    for line in text.splitlines():
+    for line in _read(_OWN_CGROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -179,15 +179,21 @@ def _used(directory: Path) -> int | None:
     used = _number(directory, "memory.current", "memory.usage_in_bytes")
     if used is None:
         return None
-    statistics = directory / "memory.stat"
-    text = statistics.read_text() if statistics.is_file() else ""
+    text = _read(directory / "memory.stat")
     cached = {line.split()[0]: int(line.split()[1]) for line in text.splitlines() if line.strip()}
     return used - cached.get("total_inactive_file", cached.get("inactive_file", 0))
 
 
 def _number(directory: Path, *names: str) -> int | None:
     for name in names:
-        file = directory / name
-        if file.is_file() and (text := file.read_text().strip()).isdigit():
+        if (text := _read(directory / name).strip()).isdigit():
             return int(text)
     return None
+
+
+def _read(file: Path) -> str:
+    """What is in it; nothing where it is not there, or not ours to read."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
