@@ -17,7 +17,7 @@ const scenarios = {
     assert.deepEqual(await shown(page, 0), Object.values(usage), "styles are not as the usage says");
     assert.equal(run.tokens.length, run.usage.completion_tokens);
     assert.equal(run.tokens.map((token) => token.text).join(""), run.text);
-    assert.equal(await page.locator(".answer").first().innerText(), run.text.trimEnd());
+    assert.equal(await page.locator(".answer").first().textContent(), run.text);
     assert.ok(run.tokens.every((token) => token.score !== null && token.alternatives.length === 5));
     const lines = await page.evaluate(() => [0, 1].map((n) => getComputedStyle(document.querySelector(`.answer .m${n}`)).textDecorationStyle));
     assert.notEqual(lines[0], lines[1], "colour alone tells the models apart");
@@ -181,6 +181,11 @@ async function keyboard(page) {
   assert.deepEqual(await serious(page), []);
   await page.keyboard.press("Escape");
   assert.ok(await page.isHidden("#card"));
+  await page.locator(".answer .m1").first().hover();
+  await page.waitForSelector("#card:visible");
+  assert.match(await page.innerText("#card"), /small/);
+  await page.mouse.move(2, 2);
+  await page.waitForSelector("#card", { state: "hidden" });
   assert.ok(await page.evaluate(() => document.activeElement.classList.contains("answer")), "focus is lost");
   return other.split("\n").slice(0, 12);
 }

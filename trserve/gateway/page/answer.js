@@ -13,6 +13,7 @@ const MOST_PER_FRAME = 300;
 const BLOCK_TOKENS = 150;
 const STRIP_EVERY_MS = 120;
 const SAY_EVERY_MS = 3000;
+const HOVER_MS = 120;
 const SENTENCE_END = /[.!?。\n](?=\s|$)/g;
 
 const growing = new Set();
@@ -46,7 +47,7 @@ export class Answer {
   /**
    * @param who says what the answer is called, in the language of now.
    * @param threshold `{name, value}` of the router's first parameter, or null.
-   * @param tools `choose(answer, index)`, `grown()`, `say(text)`.
+   * @param tools `choose(answer, index)`, `peek(answer, index)`, `grown()`, `say(text)`.
    */
   constructor(models, who, threshold, tools) {
     this.models = models;
@@ -73,6 +74,8 @@ export class Answer {
     this.words();
     this.text.addEventListener("click", (event) => event.target.n !== undefined && this.choose(event.target.n));
     this.text.addEventListener("keydown", (event) => this.key(event));
+    this.text.addEventListener("mouseover", (event) => this.hover(event.target.n));
+    this.text.addEventListener("mouseleave", () => this.hover(undefined));
     this.canvas.addEventListener("click", (event) => {
       const index = this.strip.tokenAt(event.clientX);
       if (index !== null && index < this.shown) this.choose(index);
@@ -197,6 +200,12 @@ export class Answer {
     if (to === null) return;
     event.preventDefault();
     this.choose(Math.min(Math.max(to, 0), last), { focusCard: event.key === "Enter" });
+  }
+
+  /** Over a token the pointer opens its card for as long as it stays, unless one was chosen. */
+  hover(index) {
+    clearTimeout(this.hovering);
+    this.hovering = setTimeout(() => this.tools.peek(this, index), HOVER_MS);
   }
 
   /** Show this token's card. */

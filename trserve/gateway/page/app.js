@@ -1,7 +1,7 @@
 // The page put together: what is pressed, what is asked, what is shown. Each part knows less.
 
 import { ApiError, address, getJson, hasKey, useKey } from "./api.js";
-import { cardWords, forgetCard, hideCard, showCard } from "./card.js";
+import { cardWords, forgetCard, hideCard, peekCard, showCard } from "./card.js";
 import { firstLanguage, languageNow, t, useLanguage } from "./catalogue.js";
 import * as controls from "./controls.js";
 import { byId, make, save } from "./dom.js";
@@ -25,6 +25,7 @@ new IntersectionObserver(([entry]) => (atEnd = entry.isIntersecting), { rootMarg
 
 const tools = {
   choose: showCard,
+  peek: peekCard,
   grown: () => atEnd && end.scrollIntoView({ block: "nearest" }),
   say: (text) => (byId("said").textContent = text),
 };

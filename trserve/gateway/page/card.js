@@ -52,9 +52,20 @@ function otherAfter(answer, index) {
   return null;
 }
 
-export function showCard(answer, index, { focusCard = false, focusOn = null } = {}) {
+/** The card of the token under the pointer, or of none; one that was chosen stays. */
+export function peekCard(answer, index) {
+  if (shown && !shown.isPeek) return;
+  if (index === undefined) {
+    if (shown?.answer === answer) hideCard();
+  } else {
+    answer.mark(index);
+    showCard(answer, index, { isPeek: true });
+  }
+}
+
+export function showCard(answer, index, { focusCard = false, focusOn = null, isPeek = false } = {}) {
   if (shown && shown.answer !== answer) shown.answer.mark(null);
-  shown = { answer, index };
+  shown = { answer, index, isPeek };
   const token = answer.tokens[index];
   const go = (to, key) => () => answer.choose(to, { focusOn: key });
   const other = otherAfter(answer, index);
@@ -69,6 +80,7 @@ export function showCard(answer, index, { focusCard = false, focusOn = null } = 
   card.replaceChildren(...parts.filter(Boolean));
   card.setAttribute("aria-label", title);
   card.hidden = false;
+  if (isPeek) return;
   said.textContent = t("tokenSaid", { token: token.text.trim() || visible(token.text), model: answer.models[token.source], score: scoreText(token, answer.threshold) });
   const target = focusOn ? card.querySelector(`[data-act="${focusOn}"]:enabled`) ?? card.querySelector("[data-act=close]") : focusCard ? card.querySelector("[data-act=next]:enabled, [data-act=close]") : null;
   target?.focus();
@@ -94,5 +106,5 @@ export function forgetCard() {
 
 /** The texts, in the language of now. */
 export function cardWords() {
-  if (shown) showCard(shown.answer, shown.index);
+  if (shown) showCard(shown.answer, shown.index, { isPeek: shown.isPeek });
 }
