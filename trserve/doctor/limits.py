@@ -115,7 +115,9 @@ def check_address_space(needs: Needs) -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     wanted = needs.largest + _ADDRESSES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return Finding("address space", Level.OK, _limit(soft))
+        unlimited = soft == resource.RLIM_INFINITY
+        shown = "no limit" if unlimited else f"{soft / _GIB:.1f} GiB a process"
+        return Finding("address space", Level.OK, shown)
     return Finding(
         "address space",
         Level.FAULT,
