@@ -142,7 +142,7 @@ def test_files_for_the_requests_but_not_for_those_that_wait(tmp_path):
 
 @pytest.mark.parametrize(
     ("ulimit", "check", "fix"),
-    [("-v 1200000", "address space", "ulimit -v"), ("-f 1024", "shared memory", "ulimit -f")],
+    [("-v 1200000", "address space", "ulimit -v"), ("-f 1024", "shared memory", "lift the limit")],
 )
 def test_limits_of_memory(tmp_path, ulimit, check, fix):
     found = only(limited(tmp_path, ulimit), check)

@@ -85,16 +85,9 @@ def check_slab(layout: Layout) -> Finding:
     try:
         os.close(create_slab_file(layout))
     except StartupError as error:
+        refused = "--max-requests, --max-model-len, RLIMIT_FSIZE"
         fix = "lower --max-requests or --max-model-len"
-        return Finding.of_error("shared memory", error, "--max-requests, --max-model-len", fix)
-    except OSError as error:
-        return Finding(
-            "shared memory",
-            Level.FAULT,
-            f"a memory file of {size} is refused: {error.strerror}",
-            "RLIMIT_FSIZE",
-            "ulimit -f unlimited (systemd: LimitFSIZE=infinity)",
-        )
+        return Finding.of_error("shared memory", error, refused, fix)
     return Finding("shared memory", Level.OK, f"a memory file of {size} can be made")
 
 

@@ -70,7 +70,8 @@ def available_memory() -> int:
 def create_slab_file(layout: Layout) -> int:
     """A sealed memory file of the layout's size; returns its descriptor.
 
-    Raises StartupError when the slab would take more than half of the available memory.
+    Raises StartupError when the slab would take more than half of the available memory, or a
+    limit of file sizes forbids it.
     """
     if layout.size > MAX_SHARE_OF_MEMORY * available_memory():
         raise StartupError(
@@ -79,7 +80,15 @@ def create_slab_file(layout: Layout) -> int:
             "lower --max-requests or --max-model-len"
         )
     fd = os.memfd_create(SLAB_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, layout.size)
+    try:
+        os.ftruncate(fd, layout.size)
+    except OSError as error:
+        os.close(fd)
+        raise StartupError(
+            f"the slab, a memory file of {layout.size / 2**20:.1f} MiB, is refused: "
+            f"{error.strerror}\nlift the limit of file sizes: ulimit -f unlimited (systemd: "
+            "LimitFSIZE=infinity)"
+        ) from None
     fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK_GROW)
     return fd
 
@@ -234,6 +243,11 @@ class Slab:
         """The int64 words of one worker's tally."""
         offset = self.layout.tally_offset(worker)
         return self._bytes[offset : offset + 8 * self.layout.tally_words].cast("q")
+
+    def meter_words(self, worker: int) -> memoryview:
+        """The int64 words of one worker's meter."""
+        offset = self.layout.meter_offset(worker)
+        return self._bytes[offset : offset + 8 * self.layout.meter_words].cast("q")
 
     def trace_words(self, process: int) -> memoryview:
         """The int64 words of one process's events, a worker's or the gateway's."""
