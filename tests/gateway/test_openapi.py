@@ -34,8 +34,9 @@ def test_it_is_about_the_routes_that_there_are(tmp_path: Path) -> None:
         health = Health(plan, w.slab, dispatcher, service.states)
         app = App(service, dispatcher, health, lambda _: (b"", b""))
         admin = RoutingAdmin(plan, service)
+        about = About(service, admin.in_force, lambda: True)
         stream = StatsStream(Stats(service, w.slab, dispatcher), lambda: Moment("", "", True))
-        app.add_routes(admin.table | About(service, admin.in_force).table | stream.table)
+        app.add_routes(admin.table | about.table | stream.table)
         told = {(re.sub(r"\{.*", "", route.path), route.method) for route in ROUTES}
         assert told == app.routes
         assert len(told) == len(ROUTES)

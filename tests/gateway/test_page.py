@@ -235,10 +235,14 @@ def test_models_and_parameters_are_told_without_an_admin_key(folder: Path) -> No
         async def in_force() -> dict[str, float | None]:
             return {"tau": 0.25}
 
-        g.app.add_routes(About(g.service, in_force).table)
+        loaded: list[int] = []
+        g.app.add_routes(About(g.service, in_force, lambda: bool(loaded)).table)
         told = json.loads((await exchange(g, "/v1/trserve/about"))[2])
         assert told["router"] == {"name": "none", "known": False, "parameters": []}
         assert [model["name"] for model in told["models"]] == ["m0", "m1"]
+        loaded.append(1)
+        told = json.loads((await exchange(g, "/v1/trserve/about"))[2])
+        assert told["router"]["known"] and told["router"]["parameters"] == []
         tau = {"name": "tau", "help": "h", "default": 0.1, "minimum": 0.0, "value": 0.1}
         hidden = {"name": "target_share", "help": "h", "default": 0.0, "per_request": False}
         g.service.set_router_parameters([tau, {**hidden, "value": 0.0}])

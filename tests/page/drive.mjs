@@ -103,6 +103,7 @@ const scenarios = {
     const seconds = (Date.now() - began) / 1000;
     const tasks = await page.evaluate(() => window.longTasks.slice());
     const cpu = busiest(await browser.stopTracing());
+    assert.match(await page.innerText("#legend"), /Emulated/);
     const [run] = (await saved(page)).turns[0].runs;
     const counts = await shown(page, 0);
     assert.deepEqual(counts, Object.values(run.usage.trserve.tokens));

@@ -27,6 +27,7 @@ class About:
 
     Args:
         in_force: the values of the router's parameters now; RequestError if nobody says.
+        is_loaded: whether a worker has loaded the router; nobody knows its parameters before.
         administrable: whether anybody may change them for the whole server.
     """
 
@@ -34,11 +35,13 @@ class About:
         self,
         service: Service,
         in_force: Callable[[], Awaitable[Values]],
+        is_loaded: Callable[[], bool],
         *,
         administrable: bool = False,
     ) -> None:
         self._service = service
         self._in_force = in_force
+        self._is_loaded = is_loaded
         self._administrable = administrable
 
     @property
@@ -48,7 +51,6 @@ class About:
 
     async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        # Before a worker has loaded the router nobody knows its parameters.
         values = await self._in_force() if service.router_parameters else {}
         body = {
             "version": __version__,
@@ -58,7 +60,7 @@ class About:
             "models": [self._model(index) for index in range(len(service.model_names))],
             "router": {
                 "name": service.plan.router,
-                "known": bool(service.router_parameters),
+                "known": self._is_loaded(),
                 "parameters": [
                     _described(each, values)
                     for each in service.router_parameters

@@ -247,7 +247,11 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
     app = App(service, dispatcher, health, exposition.render, desk, flush=flush.flush)
     admin = RoutingAdmin(plan, service)
     administrable = endpoint.admin_key is not None
-    about = About(service, admin.in_force, administrable=administrable)
+
+    def is_loaded() -> bool:
+        return app.phase is not Phase.LOADING
+
+    about = About(service, admin.in_force, is_loaded, administrable=administrable)
 
     def moment() -> Moment:
         phase = app.phase

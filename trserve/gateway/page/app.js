@@ -63,7 +63,8 @@ function offer() {
   byId("mode").replaceChildren(option(ROUTED, t("routed")), ...single, option(BOTH, t("sideBySide")));
   byId("mode").value = before;
   const entries = about.models.map((model, n) => make("span", { className: `t m${n % 5} swatch` }, model.name));
-  byId("legend").replaceChildren(...entries);
+  const emulated = about.device === "emulated" ? [make("span", { className: "hint" }, t("emulated"))] : [];
+  byId("legend").replaceChildren(...entries, ...emulated);
 }
 
 function notice(text) {
