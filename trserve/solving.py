@@ -31,6 +31,9 @@ NEWS: Final = ("thresholds", "routing", "confirmed")
 MOST_DEATHS: Final = 3
 WITHIN_S: Final = 60.0
 FIRST_PAUSE_S: Final = 1.0
+PATIENCE: Final = 3
+"""So many times longer than the others a solver may be silent: its priority is low, nobody waits for
+it, and where all cores are busy it takes long by the clock over what takes it half a second."""
 _MODULE: Final = "trserve.solver.main"
 _SOLVER: Final = 0  # the one that the watchdog watches
 
@@ -61,8 +64,8 @@ class Solving:
         self._arguments = arguments
         self._watch = watch
         self._note = note
-        self._limit_s = plan.watchdog_s
-        self._watchdog = Watchdog(plan.watchdog_s)
+        self._limit_s = PATIENCE * plan.watchdog_s
+        self._watchdog = Watchdog(self._limit_s)
         self._watched: Child | None = None
         self._hung_s = 0.0  # what solvers that hung have spent so, which is no time between deaths
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)

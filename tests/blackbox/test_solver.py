@@ -74,9 +74,9 @@ def test_its_death_is_a_note_and_no_more_and_neither_is_its_hanging():
         os.kill(second, signal.SIGSTOP)
         server.post("/v1/completions", BODY)
         assert server.request("GET", "/readyz").status == 200
-        gone = wait_until(lambda: solvers(server), lambda now: now not in ([], [second]), 10.0)
+        gone = wait_until(lambda: solvers(server), lambda now: now not in ([], [second]), 20.0)
         assert gone not in ([], [second])
-        assert "the solver hung for 2 s and was killed; it is started again" in server.stderr
+        assert "the solver hung for 6 s and was killed; it is started again" in server.stderr
         assert server.request("GET", "/readyz").status == 200
         assert server.stop() == 0
         assert not server.wait_gone()

@@ -15,7 +15,7 @@ from trserve.children import Child
 from trserve.errors import StartFailedError
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import GATEWAY_IDENTITY, SOLVER_IDENTITY, Message, worker_identity
-from trserve.solving import Solving
+from trserve.solving import PATIENCE, Solving
 
 ROWS = {"4": [1, 3], "8": [1, 5]}
 
@@ -175,7 +175,7 @@ def test_deaths_that_lie_far_apart_do_not_add_up(scene: Scene) -> None:
 
 
 def test_one_that_hangs_is_killed_once_and_started_again(new_scene: NewScene) -> None:
-    scene = new_scene(watchdog_s=10.0)
+    scene = new_scene(watchdog_s=10.0 / PATIENCE)
     scene.solving.start()
     scene.solving.on_thresholds({"type": "thresholds", "rows": ROWS})
     for now in range(30):
@@ -199,7 +199,7 @@ def test_one_that_hangs_is_killed_once_and_started_again(new_scene: NewScene) ->
 def test_hanging_again_and_again_is_the_end_however_long_the_watchdog_waits(
     new_scene: NewScene,
 ) -> None:
-    scene = new_scene(watchdog_s=100.0)
+    scene = new_scene(watchdog_s=100.0 / PATIENCE)
     scene.solving.start()
     for now in range(400):
         scene.tick(float(now))

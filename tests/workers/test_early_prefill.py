@@ -1,5 +1,7 @@
 """Prompts computed before their request comes: by whom, when, and that nothing else changes."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +66,26 @@ def test_always_computes_beside_what_is_here():
         w.workers[1].turn()
         assert w.workers[1].runner.batches == [[len(PROMPT)], [2]]
         assert w.baton(own).state is SlotState.LIVE
+
+
+def test_each_forward_is_told_when_it_was_decided(monkeypatch):
+    """Emulated steps end so long after it: one of long ago would take no time."""
+    monkeypatch.setattr(early_prefill, "CHUNK", 16)
+    with world(router=router_class(lambda model, row: 0), early_prefill="always") as w:
+        w.submit([5, 6], limit=30, entry=1, pinned=True)
+        w.submit(PROMPT, limit=60)
+        peer, told = w.workers[1], []
+        forward = peer.runner.forward
+        peer.runner.forward = lambda *inputs: (
+            told.append((peer.runner.began_ns, time.monotonic_ns())),
+            forward(*inputs),
+        )[1]
+        began = time.monotonic_ns()
+        for turn in range(3):
+            peer.turn()
+            assert len(told) == 2 * (turn + 1)
+        moments = [began, *(moment for pair in told for moment in pair)]
+        assert moments == sorted(moments)
 
 
 def test_a_pinned_request_is_nobody_elses_to_compute():
