@@ -201,6 +201,8 @@ async function slider(page) {
     shares.push(other / (own + other));
   }
   assert.ok(shares[0] > 0.9 && shares[1] === 0, `shares ${shares}`);
+  await page.click("#reset");
+  assert.ok(Number(await page.inputValue("#parameter-tau")) < 1 && (await page.isDisabled("#reset")));
   return shares;
 }
 

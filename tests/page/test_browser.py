@@ -75,10 +75,10 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def test_text_is_cut_into_its_tokens(node: str) -> None:
-    done = subprocess.run(
-        [node, str(HERE / "cutter.mjs"), str(FOLDER)], capture_output=True, text=True, timeout=30
-    )
+@pytest.mark.parametrize("check", ["cutter", "catalogue"])
+def test_what_needs_no_browser(check: str, node: str) -> None:
+    command = [node, str(HERE / f"{check}.mjs"), str(FOLDER)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 

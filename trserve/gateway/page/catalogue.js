@@ -1,6 +1,6 @@
 // What the page says, in each of its languages. Knows no page: only keys, texts and {places}.
 
-const TEXTS = {
+export const TEXTS = {
   en: {
     skip: "Skip to the prompt", language: "Language", dark: "Dark", light: "Light", conversation: "Conversation",
     keyLabel: "API key", keyUse: "Use this key", keyHint: "This server asks for a key. It is kept in this tab only and is gone when the tab is closed.", keyWrong: "The server does not take this key: {why}",
@@ -20,7 +20,7 @@ const TEXTS = {
     whyThreshold: "enough", whyNobody: "nobody else", whyTimeout: "longest wait", whyDrain: "drain",
     serving: "Ready", loading: "The models are loading", draining: "The server is shutting down and takes no new requests", lost: "A model is lost and the server ends", unreachable: "The server does not answer", degraded: "Degraded: {why}", notReady: "Not ready: {why}",
     modelUp: "up", modelRestarting: "restarting", modelLost: "lost",
-    runs: "Runs", runWho: "Written by", runParameters: "Router", runTokens: "Tokens", runShare: "Share", runCost: "Cost", runFirst: "First token", runTime: "Time", runSpeed: "Tokens/s",
+    runs: "Runs", runWho: "Written by", runParameters: "Router", runTokens: "Tokens", runShare: "Share", runCost: "Cost", runFirst: "First token", runTime: "Time",
     costNote: "Cost: weights a token meets, {model} alone = 1.",
     tokensBy: "{n} by {model}", share: "share", cost: "cost", time: "time", first: "first token", speed: "tokens/s", handoffs: "handoffs", tokens: "tokens",
     answerLabel: "Answer, {who}. Arrow keys go from token to token, Enter opens a token's card.", stripLabel: "Scores of {n} tokens; threshold {threshold}; {over} by other models than {model}.", inspect: "Inspect tokens",
@@ -48,7 +48,7 @@ const TEXTS = {
     whyThreshold: "충분함", whyNobody: "기다릴 요청 없음", whyTimeout: "최대 대기", whyDrain: "종료 중",
     serving: "준비됨", loading: "모델을 불러오는 중입니다", draining: "서버가 종료 중이라 새 요청을 받지 않습니다", lost: "모델을 잃어 서버가 종료됩니다", unreachable: "서버가 응답하지 않습니다", degraded: "일부만 작동: {why}", notReady: "준비되지 않음: {why}",
     modelUp: "작동", modelRestarting: "다시 시작 중", modelLost: "잃음",
-    runs: "실행 기록", runWho: "작성", runParameters: "라우터", runTokens: "토큰", runShare: "비율", runCost: "비용", runFirst: "첫 토큰", runTime: "시간", runSpeed: "토큰/초",
+    runs: "실행 기록", runWho: "작성", runParameters: "라우터", runTokens: "토큰", runShare: "비율", runCost: "비용", runFirst: "첫 토큰", runTime: "시간",
     costNote: "비용: 토큰이 거치는 가중치 수, {model} 단독 = 1.",
     tokensBy: "{model} {n}개", share: "비율", cost: "비용", time: "시간", first: "첫 토큰", speed: "토큰/초", handoffs: "넘김", tokens: "토큰",
     answerLabel: "답변, {who}. 화살표 키로 토큰을 옮겨 다니고 Enter로 카드를 엽니다.", stripLabel: "토큰 {n}개의 점수, 임계값 {threshold}, {model} 외 모델이 {over}개 작성.", inspect: "토큰 살펴보기",

@@ -18,7 +18,13 @@ export function draw() {
   if (!router) return;
   const some = router.parameters.length > 0;
   byId("router-name").textContent = !router.known ? t("routerLater") : t(some ? "routerIs" : "routerNone", { name: router.name });
-  byId("parameters").replaceChildren(...router.parameters.map(field));
+  const reset = make("button", { type: "button", id: "reset", className: "quiet", disabled: !chosen.size }, t("reset"));
+  reset.addEventListener("click", () => {
+    chosen.clear();
+    draw();
+    byId(`parameter-${router.parameters[0].name}`).focus();
+  });
+  byId("parameters").replaceChildren(...router.parameters.map(field), ...(some ? [reset] : []));
 }
 
 function valueOf(parameter) {
@@ -67,6 +73,7 @@ function field(parameter) {
 function choose(name, value, serverValue) {
   if (value === serverValue) chosen.delete(name);
   else chosen.set(name, value);
+  byId("reset").disabled = !chosen.size;
 }
 
 /** What differs from the server's values, by name. */
