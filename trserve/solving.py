@@ -32,8 +32,8 @@ MOST_DEATHS: Final = 3
 WITHIN_S: Final = 60.0
 FIRST_PAUSE_S: Final = 1.0
 PATIENCE: Final = 3
-"""So many times longer than the others a solver may be silent: its priority is low, nobody waits for
-it, and where all cores are busy it takes long by the clock over what takes it half a second."""
+"""So many times longer than the others a solver may be silent: its priority is low, nobody waits
+for it, and where all cores are busy half a second's work takes long by the clock."""
 _MODULE: Final = "trserve.solver.main"
 _SOLVER: Final = 0  # the one that the watchdog watches
 

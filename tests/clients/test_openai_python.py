@@ -80,7 +80,7 @@ def test_async_streams_side_by_side(base_url, client):
 
 def test_a_stream_that_is_closed_early_ends_its_request(client, server):
     stream = client.chat.completions.create(
-        **ASKED | {"max_tokens": 400}, stream=True, extra_body={"ignore_eos": True}
+        **ASKED | {"max_tokens": 400, "n": 8}, stream=True, extra_body={"ignore_eos": True}
     )
     first = next(iter(stream))
     stream.close()

@@ -82,7 +82,7 @@ def test_each_forward_is_told_when_it_was_decided(monkeypatch):
         )[1]
         began = time.monotonic_ns()
         for turn in range(3):
-            peer.turn()
+            peer.turn(time.monotonic_ns())
             assert len(told) == 2 * (turn + 1)
         moments = [began, *(moment for pair in told for moment in pair)]
         assert moments == sorted(moments)
