@@ -37,11 +37,23 @@ def token_maps(tokenizer: Tokenizer, models: Sequence[ResolvedModel]) -> list[To
 def end_ids(
     tokenizer: Tokenizer, models: Sequence[ResolvedModel], maps: Sequence[TokenMap]
 ) -> list[int]:
-    """Every id that ends a text, sorted: the tokenizer's, and what any model calls so."""
-    found = set(tokenizer.eos_token_ids)
+    """Every id of ``tokenizer`` that ends a text, sorted: its own, and what any model calls so.
+
+    Ids beyond the tokenizer's are never drawn, and not every model has a row for them: a model
+    that ends with one is warned of and ends with the others.
+    """
+    found = {token for token in tokenizer.eos_token_ids if token < tokenizer.size}
     for model, mapping in zip(models, maps, strict=True):
-        ids = model.spec.eos_token_ids
-        found.update(mapping.to_server(ids) if mapping else ids)
+        ids = mapping.to_server(model.spec.eos_token_ids)
+        found.update(token for token in ids if token < tokenizer.size)
+        if beyond := [token for token in ids if token >= tokenizer.size]:
+            log.warning(
+                "%s: eos_token_id in its config.json or generation_config.json is %s, but the "
+                "tokenizer has %d ids: that is never drawn, and ends no answer",
+                model.name,
+                ", ".join(map(str, beyond)),
+                tokenizer.size,
+            )
     return sorted(found)
 
 

@@ -20,6 +20,8 @@ from trserve.config import config_from_flags
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.models.spec import read_spec
 from trserve.plan import ServerPlan, make_plan
+from trserve.workers import grammar as grammar_module
+from trserve.workers.grammar import create_grammars
 
 CONFIG = {
     "model_type": "qwen3",
@@ -196,6 +198,30 @@ def test_a_renumbering_of_special_tokens_is_mapped(pair: tuple[str, str], tmp_pa
     assert set(mapped.eos_token_ids) - set(plan(pair[:1]).eos_token_ids) == {ids[1], 77}
     sent = json.loads(json.dumps(msgspec.to_builtins(mapped)))
     assert msgspec.convert(sent, ServerPlan) == mapped
+
+
+def test_an_end_beyond_the_tokenizer_is_none(
+    pair: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not every model has a row for it, and ``min_tokens`` bans the rows of ends."""
+    size = plan(pair).tokenizer_size
+    wide = checkpoint(tmp_path / "wide", vocab_size=size + 40, eos_token_id=[2, size, size + 39])
+    made = plan((checkpoint(tmp_path / "even", vocab_size=size), wide))
+    assert made.eos_token_ids == plan(pair[:1]).eos_token_ids
+    assert f"wide: eos_token_id in its config.json or generation_config.json is {size}" in (
+        caplog.text
+    )
+
+
+def test_a_large_vocabulary_without_ends_keeps_no_worker_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No grammar can be followed on it; the gateway says so to who sends one."""
+    monkeypatch.setattr(grammar_module, "_LARGE", 0)
+    folder = checkpoint(tmp_path / "endless", eos_token_id=500)
+    made = plan((folder,))
+    assert made.eos_token_ids == []
+    create_grammars(made)
 
 
 def test_a_model_must_know_all_ids(pair: tuple[str, str], tmp_path: Path) -> None:
