@@ -60,6 +60,7 @@ const scenarios = {
 
     await ask(page, "flowers ".repeat(2000));
     found.refusal = await page.locator(".answer-error:visible").last().innerText();
+    assert.match(await page.inputValue("#prompt"), /^flowers/);
     assert.match(found.refusal, /failed \(400\): .*tokens/);
     await shot(page, "refused", { fullPage: false });
     await page.locator("details summary").click();

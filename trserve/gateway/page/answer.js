@@ -168,8 +168,9 @@ export class Answer {
 
   settle() {
     this.strip.fit();
-    this.inspect.hidden = !this.tokens.length;
+    this.inspect.hidden = this.canvas.hidden = this.facts.hidden = !this.tokens.length;
     this.words();
+    this.tools.grown();
     if (!this.tokens.length) return;
     const { tokens, time } = this.summary;
     this.tools.say(`${this.unsaid} ${t("finished", { n: this.tokens.length, parts: counted(tokens), time: number(time / 1000, 1) })}`);

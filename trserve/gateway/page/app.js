@@ -110,6 +110,7 @@ async function ask(prompt) {
   }
   const kept = turn.runs.find((run) => !run.body.trserve.only && run.text) ?? turn.runs.find((run) => run.text);
   if (kept) messages.push({ role: "user", content: prompt }, { role: "assistant", content: kept.text });
+  else byId("prompt").value ||= prompt; // nothing came of it: to be sent again, or changed
   busy(false);
 }
 
