@@ -68,7 +68,7 @@ def test_tokens_of_one_text_have_one_id(
     served = placed(mapping, rows)
     assert served[: ours.size] == ours.pieces
     assert sorted(map(str, served)) == sorted(map(str, rows))
-    assert all(token >= ours.size for token in mapping.absent)
+    assert not mapping.absent, "none but what is beyond the server's ids"
     ids = range(len(rows))
     assert [rows[row] for row in ids] == [served[own] for own in mapping.to_server(ids)]
 
@@ -88,6 +88,37 @@ def test_an_id_without_a_token_is_never_drawn() -> None:
     mapping = token_map(Words(["<a>", None, "<b>"]), Words(["<only there>", "<b>", "<a>"]))
     assert dict(mapping.moved) == {10: 12, 12: 11, 11: 10}
     assert mapping.absent == (11,)
+
+
+def test_what_the_other_alone_has_is_never_drawn_where_it_stands() -> None:
+    mapping = token_map(Words(["<a>", None, "<b>"]), Words(["<a>", "<only there>", "<b>"]))
+    assert (mapping.moved, mapping.absent) == ((), (11,))
+    mapping = token_map(Words(["<a>", None, "<b>"]), Words(["<b>", "<only there>", "<a>"]))
+    assert (mapping.moved, mapping.absent) == (((10, 12), (12, 10)), (11,))
+
+
+def test_an_end_takes_the_one_that_is_left() -> None:
+    """The other's own end may stand anywhere among the first one's."""
+    ours = Words(["</s>", "<done>"], eos=(10, 11))
+    theirs = Words(["<|eot|>", "</s>"], eos=(10, 11))
+    assert token_map(ours, theirs).moved == ((10, 11), (11, 10))
+
+
+@pytest.mark.parametrize(
+    ("special", "eos"),
+    [
+        (["</s>", "<|eot|>"], (11,)),
+        (["</s>", "<|eot|>"], (10, 11)),
+        (["<|eot|>", "</s>"], (10,)),
+        (["<|eot|>", "</s>"], (11, 10)),
+    ],
+)
+def test_an_end_that_only_the_other_has_is_refused(
+    special: Sequence[str], eos: tuple[int, ...]
+) -> None:
+    """It would be masked, and the model could end in its own way no more."""
+    with pytest.raises(MapError, match=r"'<\|eot\|>' ends a text.*\('</s>'\).*eos_token_id"):
+        token_map(Words(["</s>"], eos=(10,)), Words(special, eos=eos))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ class TokenMap(msgspec.Struct, frozen=True):
     """How a checkpoint's rows are put in the server's order; empty where they are in it.
 
     ``moved``: (id of the server, row of the checkpoint) where they differ, a permutation.
-    ``absent``: ids of the server that stand for no token of this model: never drawn.
+    ``absent``: ids below the server's number of them (none beyond is ever drawn) that stand for no
+    token of this model, or for one that the server does not know: never drawn.
     """
 
     moved: tuple[tuple[int, int], ...] = ()
@@ -70,20 +71,28 @@ def token_map(first: Vocabulary, other: Vocabulary) -> TokenMap:
     such text, to what does so there. What ``other`` alone has is never drawn.
 
     Raises:
-        MapError: a token that is no special one stands elsewhere, or ``first`` has special tokens
-            for which ``other`` has none: a prompt may hold them.
+        MapError: a token that is no special one stands elsewhere; ``first`` has special tokens for
+            which ``other`` has none: a prompt may hold them; or ``other`` has an end more than
+            ``first``, which it could then never write: two ends cannot share an id.
     """
     if first.pieces is None or other.pieces is None:
         raise MapError("texts of its tokens depend on their neighbours")
     ours, theirs = _differing(first, other)
     rows = {piece: row for row, piece in theirs.items()}
     found = {token: rows[piece] for token, piece in ours.items() if piece in rows}
-    for token, row in _ends(first, other):
-        if token in ours and token not in found and row in theirs and row not in found.values():
-            found[token] = row
+    _pair(found, ours, theirs, first.eos_token_ids, other.eos_token_ids)
+    _pair(found, ours, theirs, _begin(first), _begin(other))
     if missing := [ours[token] for token in ours if token not in found]:
         raise MapError(f"it has no token for {_listed(missing)}, which a prompt may hold")
-    return _completed(found)
+    alone = {row: piece for row, piece in theirs.items() if row not in found.values()}
+    if lost := [alone[row] for row in other.eos_token_ids if row in alone]:
+        raise MapError(
+            f"{_listed(lost)} ends a text, but has no counterpart in the first one, whose ends "
+            f"({_ends_of(first)}) stand for others of it; if the model does not write it, take it "
+            "out of eos_token_id in config.json and generation_config.json, or eos_token in "
+            "tokenizer_config.json"
+        )
+    return _completed(found, alone, first.size)
 
 
 def _differing(first: Vocabulary, other: Vocabulary) -> tuple[dict[int, bytes], dict[int, bytes]]:
@@ -107,21 +116,41 @@ def _may_move(vocabulary: Vocabulary, token: int, piece: bytes | None) -> bool:
     return piece is None or token in vocabulary.added_ids
 
 
-def _ends(first: Vocabulary, other: Vocabulary) -> list[tuple[int, int]]:
-    """Pairs of ids with one office, the tokenizer's own first."""
-    pairs = [*zip(first.eos_token_ids, other.eos_token_ids, strict=False)]
-    if first.bos_token_id is not None and other.bos_token_id is not None:
-        pairs.append((first.bos_token_id, other.bos_token_id))
-    return pairs
+def _pair(
+    found: dict[int, int],
+    ours: Mapping[int, bytes],
+    theirs: Mapping[int, bytes],
+    tokens: Iterable[int],
+    rows: Iterable[int],
+) -> None:
+    """Add to ``found`` what ``tokens`` and ``rows``, of one office, have left, in their order."""
+    taken = set(found.values())
+    open_tokens = [token for token in tokens if token in ours and token not in found]
+    open_rows = [row for row in rows if row in theirs and row not in taken]
+    found.update(zip(open_tokens, open_rows, strict=False))
 
 
-def _completed(found: Mapping[int, int]) -> TokenMap:
-    """``found`` made a permutation: rows that lost their place take those that are left over."""
+def _begin(vocabulary: Vocabulary) -> tuple[int, ...]:
+    return () if vocabulary.bos_token_id is None else (vocabulary.bos_token_id,)
+
+
+def _ends_of(vocabulary: Vocabulary) -> str:
+    pieces = vocabulary.pieces or ()
+    ends = [pieces[token] for token in vocabulary.eos_token_ids if token < len(pieces)]
+    return _listed([piece for piece in ends if piece is not None]) or "none"
+
+
+def _completed(found: Mapping[int, int], alone: Iterable[int], size: int) -> TokenMap:
+    """``found`` made a permutation: rows that lost their place take those that are left over.
+
+    ``alone`` are the rows of tokens that the server, which has ``size`` ids, does not know.
+    """
     moved = {token: row for token, row in found.items() if token != row}
     places = sorted(set(moved.values()) - set(moved))
     left = sorted(set(moved) - set(moved.values()))
     pairs = sorted({**moved, **dict(zip(places, left, strict=True))}.items())
-    return TokenMap(tuple(pairs), tuple(places))
+    unknown = TokenMap(tuple(pairs)).to_server(alone)
+    return TokenMap(tuple(pairs), tuple(sorted(t for t in {*places, *unknown} if t < size)))
 
 
 def _listed(pieces: Sequence[bytes]) -> str:
