@@ -70,6 +70,13 @@ def _map_of(tokenizer: Tokenizer, first: ResolvedModel, other: ResolvedModel) ->
             f"--models: {first.name} and {other.name} have different tokenizers, of which only "
             f"special tokens may differ in their ids: in {other.name}, {error}"
         ) from None
+    rows = other.spec.vocab_size
+    if beyond := [row for _, row in found.moved if row >= rows]:
+        raise ConfigError(
+            f"--models: {other.name} has {rows} vocabulary rows, but its tokenizer has a token "
+            f"that {first.name} has, too, at id {max(beyond)}: give it the tokenizer that its "
+            "weights were trained with"
+        )
     names = first.name, other.name, len(found.moved)
     log.info("%s and %s: the same tokens; %d rows are put in the first one's order", *names)
     return found

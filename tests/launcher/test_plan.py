@@ -200,6 +200,19 @@ def test_a_renumbering_of_special_tokens_is_mapped(pair: tuple[str, str], tmp_pa
     assert msgspec.convert(sent, ServerPlan) == mapped
 
 
+def test_a_token_without_a_row_is_refused(pair: tuple[str, str], tmp_path: Path) -> None:
+    """Its checkpoint would break off as it is loaded."""
+    stated = json.loads(byte_level().to_str())
+    last = stated["added_tokens"][-1]
+    size = last["id"] + 1
+    renamed = {**last, "content": "<|theirs|>"}
+    stated["added_tokens"] += [{**last, "id": size}]
+    stated["added_tokens"][-2] = renamed
+    other = checkpoint(tmp_path / "short", Tokenizer.from_str(json.dumps(stated)), vocab_size=size)
+    with pytest.raises(ConfigError, match=rf"short has {size} vocabulary rows.*at id {size}: give"):
+        plan((pair[0], other))
+
+
 def test_an_end_beyond_the_tokenizer_is_none(
     pair: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
