@@ -200,6 +200,19 @@ def test_a_collector_that_is_away_holds_nobody_up(monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - began < 4.0
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("OTEL_BSP_SCHEDULE_DELAY", "0"), ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "x")],
+)
+def test_a_variable_that_makes_no_sense_costs_the_spans_and_no_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert span_writer({"OTEL_TRACES_EXPORTER": "otlp"}, "none") is None
+    (record,) = [each for each in caplog.records if each.name == "trserve.gateway.telemetry"]
+    assert "no spans are made" in record.getMessage()
+
+
 def test_off_means_that_nothing_is_imported() -> None:
     script = (
         "import sys; from trserve.gateway import app, desk, main, telemetry;"

@@ -54,3 +54,13 @@ def span_writer(environment: Mapping[str, str], router: str) -> SpanWriter | Non
             error,
         )
         return None
+    except Exception as error:
+        # OpenTelemetry's constructors read further variables and raise what they like; a server
+        # answers without spans, too.
+        log.warning(
+            "OpenTelemetry refuses one of its OTEL_... variables (%s: %s): no spans are made; "
+            "correct it, or unset them all",
+            type(error).__name__,
+            error,
+        )
+        return None
