@@ -37,6 +37,11 @@ class Broken(FakeRouter):
         raise OSError("no checkpoint")
 
 
+class Explained(FakeRouter):
+    def __init__(self, context: RouterContext) -> None:
+        raise ConfigError("checkpoint /x: not a tensor")
+
+
 NAME = f"{__name__}:Parametrised"
 
 
@@ -65,6 +70,13 @@ def test_what_cannot_be_made_names_the_flag(
     with pytest.raises(ConfigError, match=message) as raised:
         create_router(name, context(**config))
     assert "--router" in str(raised.value)
+
+
+def test_what_a_router_says_of_its_configuration_is_what_a_person_reads() -> None:
+    name = f"{__name__}:Explained"
+    with pytest.raises(ConfigError) as raised:
+        create_router(name, context())
+    assert str(raised.value) == f"--router {name}: checkpoint /x: not a tensor"
 
 
 def test_parameters_are_described_in_json() -> None:

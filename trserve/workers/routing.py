@@ -38,6 +38,8 @@ def create_router(name: str, context: RouterContext) -> BaseRouter:
     context = replace(context, config=_complete(name, router_class, context.config))
     try:
         return router_class(context)
+    except ConfigError as error:  # says itself what is wrong
+        raise ConfigError(f"--router {name}: {error}") from error
     except Exception as error:
         raise ConfigError(f"--router {name} failed to start: {error!r}") from error
 
