@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.serverproc import server_env
-from trserve import demo
+from trserve import control_groups, demo
 from trserve.cli import main
 from trserve.doctor import gpus, limits, software
 from trserve.doctor.findings import Level
@@ -299,8 +299,8 @@ def test_a_control_group_that_is_too_small(
     (directory / "b" / most).write_text("max\n")
     own = tmp_path / "own"
     own.write_text(f"1:cpu:/a\n{line}\n")
-    monkeypatch.setattr(limits, "_CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(limits, "_OWN_CGROUPS", own)
+    monkeypatch.setattr(control_groups, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(control_groups, "_OWN_CGROUPS", own)
     found = limits.check_memory_limit(Needs(resident=3 * GIB, kv=2 * GIB, largest=2 * GIB))
     assert found.level is level
     if level is Level.WARNING:

@@ -34,6 +34,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trserve.control_groups import memory_left
 from trserve.errors import StartupError
 from trserve.ipc.baton import OWNER_AND_STATE, STATE_MASK, STATE_SHIFT, SlotState, live_of
 from trserve.ipc.layout import (
@@ -53,17 +54,22 @@ _STATUS: Final = WORKER_WORDS.index("status")
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK_GROW: Final = 0x2 | 0x4
+_MEMINFO: Final = "/proc/meminfo"
 MAX_SHARE_OF_MEMORY: Final = 0.5
 SLAB_NAME: Final = "trserve-slab"
 """What the kernel shows for the memory file; no two processes find each other by it."""
 
 
 def available_memory() -> int:
-    """Bytes that the kernel would give without swapping (``MemAvailable``)."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
+    """Bytes that this process would get without swapping.
+
+    ``MemAvailable``, which is the machine's, or what its control groups leave if that is less.
+    """
+    with open(_MEMINFO, encoding="ascii") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                free, left = int(line.split()[1]) * 1024, memory_left()
+                return free if left is None else min(free, max(left, 0))
     raise StartupError("/proc/meminfo has no MemAvailable: trserve needs Linux 3.14 or newer")
 
 
