@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import multiprocessing
 import os
 import time
@@ -45,6 +46,7 @@ from bench.placement import Placement, placements
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.baton import HOP_MASK, SlotState, unpack
 from trserve.ipc.layout import Layout
+from trserve.ipc.meter import MeterWriter
 from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import RingConsumer, RingProducer
 from trserve.ipc.shared import Shared
@@ -94,6 +96,7 @@ def _create_loop(
     from trserve.workers.kv_cache import KVCache
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.memory import pending_with_blocks
+    from trserve.workers.metering import WorkerMeter
     from trserve.workers.routing import Routing
     from trserve.workers.runner import TorchRunner
     from trserve.workers.sampler import Sampler
@@ -117,7 +120,8 @@ def _create_loop(
     outbox = Outbox(slab, {1 - index: producer}, shared.bells, worker=index)
     pool = BlockPool(num_blocks, BLOCK, prefix_caching=setting.keeps_kv)
     table = RequestTable(slab, outbox, pool, index)
-    table.trace = WorkerTrace(TraceWriter(slab.trace_words(index)))
+    meter = WorkerMeter(MeterWriter(slab, index), slab, index, lambda: math.nan)
+    table.trace = WorkerTrace(TraceWriter(slab.trace_words(index)), meter)
     tally = TallyWriter(slab, index)
     runner = TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size)
     stamp_runner(runner, stamps)
@@ -136,6 +140,7 @@ def _create_loop(
         ),
         limits=StepLimits(64, MAX_STEP_TOKENS),
         tally=tally,
+        meter=meter,
     )
     stamp_cycle(cycle, stamps)
     gate = WorkerGate(slab, index, shared.bells, thresholds=ThresholdTable.eager(2), max_rows=64)

@@ -114,6 +114,12 @@ class EndpointConfig:
         parse=parse_buckets,
         metavar="S,...",
     )
+    handoff_buckets_s: tuple[float, ...] = option(
+        (),
+        "The same of the times of handoffs and steps.  [default: 0.0001 to 10]",
+        parse=parse_buckets,
+        metavar="S,...",
+    )
     log_requests: bool = option(
         True,
         "One line a request on standard error: sizes, times and who wrote, never a text.",

@@ -45,6 +45,7 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     request_buckets_s: tuple[float, ...] = ()
     token_buckets_s: tuple[float, ...] = ()
+    handoff_buckets_s: tuple[float, ...] = ()
     log_requests: bool = True
     log_format: str = "text"
 
@@ -76,6 +77,7 @@ def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
         chat_template=read_chat_template(config.chat_template),
         request_buckets_s=config.request_buckets_s,
         token_buckets_s=config.token_buckets_s,
+        handoff_buckets_s=config.handoff_buckets_s,
         log_requests=config.log_requests,
         log_format=config.log_format,
     )

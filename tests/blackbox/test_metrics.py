@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 
@@ -194,3 +195,66 @@ def test_openmetrics_and_head(server):
     head = server.request("HEAD", "/metrics")
     assert (head.status, head.body) == (200, b"")
     assert server.request("POST", "/metrics", {}).status == 405
+
+
+def summed_up(server: Server) -> dict[Sample, float]:
+    """Once the workers, fallen idle, have summed up what they measured: right after the rest."""
+    settled(server)
+    before, found = {}, scrape(server)
+    while counters(before) != counters(found):
+        time.sleep(0.1)
+        before, found = found, scrape(server)
+    return found
+
+
+def test_handoffs_are_in_every_phase_and_tokens_of_every_kind(server):
+    """What the workers measured agrees with what the answers said."""
+    before = summed_up(server)
+    fields = {"temperature": 0, "trserve": {"router": {"tau": 0.15}}}  # both ways, often
+    fields |= {"max_tokens": 40, "ignore_eos": True}
+    usages = concurrently(
+        lambda index: ask(server, {**fields, "prompt": [5 + index, 6, 7]}), range(4), 4
+    )
+    moved = sum(usage["trserve"]["handoffs"] for usage in usages)
+
+    def grown(metric: str, **labels: str) -> float:
+        return value(after, metric, **labels) - value(before, metric, **labels)
+
+    def phase(name: str) -> float:
+        pairs = itertools.permutations(server.models, 2)
+        return sum(
+            grown("handoff_seconds_count", src=src, dst=dst, phase=name) for src, dst in pairs
+        )
+
+    after = summed_up(server)
+    assert phase("send") == phase("admission") == phase("exec") == phase("total") == moved > 0
+    kinds = ("first", "resume", "append", "reprefill")
+    received = [grown("handoff_kind_total", model=m, kind=k) for m in server.models for k in kinds]
+    assert sum(received) == moved
+    small, large = server.models
+    assert grown("handoff_kind_total", model=small, kind="resume") > 0
+    for name in server.models:
+        written = sum(usage["trserve"]["tokens"].get(name, 0) for usage in usages)
+        assert grown("tokens_total", model=name, kind="committed") == written
+        assert grown("generation_tokens_total", model=name) == written
+        assert grown("tokens_total", model=name, kind="overshoot") == 0
+        assert grown("batch_size_count", model=name) == grown("steps_total", model=name)
+        assert grown("router_seconds_count", router="r-stitch", model=name) > 0
+        assert value(after, "cost_units_total", model=name) > 0
+        busy = grown("model_busy_seconds_total", model=name)
+        steps = [
+            grown("step_seconds_sum", model=name, batch_bucket=each) for each in ("1", "2", "4")
+        ]
+        assert 0 < sum(steps) < busy
+        assert 0 <= value(after, "model_utilization", model=name) <= 1
+    sent = grown("handoff_seconds_count", src=small, dst=large, phase="send")
+    assert grown("tokens_total", model=small, kind="discarded") == sent, "r-stitch keeps none"
+    arrivals = sum(grown("batch_admission_delay_seconds_count", model=m) for m in server.models)
+    assert arrivals == moved + len(usages)
+    whole, parts = (
+        [grown("handoff_seconds_sum", src=small, dst=large, phase=each) for each in names]
+        for names in (("total",), ("admission", "exec"))
+    )
+    assert sum(parts) == pytest.approx(whole[0])
+    assert grown("threshold_overrides_total", by="request") == len(usages)
+    assert value(after, "threshold", router="r-stitch") > 0

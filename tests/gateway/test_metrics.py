@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,14 +15,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.stack import ListSink, completion, new_plan
 from tests.gateway.test_http import Gateway, get, play
 from tests.workers.fakes import EOS, World, hash_token, router_class, world
+from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.exposition import Exposition
 from trserve.gateway.metrics import Histogram, Metrics
 from trserve.gateway.process_memory import resident_bytes
+from trserve.gateway.routing_metrics import _Shares
 from trserve.gateway.service import Service
 from trserve.ipc.baton import Finish
 from trserve.ipc.estimates import write_matrices, write_numbers
+from trserve.ipc.meter import MeterWriter
 
 LEAVES = router_class(lambda model, row: len(row) % 2, keeps=lambda model, row: 1)
 
@@ -237,16 +241,64 @@ def test_steps_by_their_rows(tmp_path: Path) -> None:
     async def story(f: Front) -> None:
         words = np.frombuffer(f.w.slab.tally_words(1), np.int64)
         widths = 1 + f.w.slab.layout.slots
-        steps, nanoseconds = words[4 : 4 + widths], words[4 + widths :]
-        steps[1], steps[3], nanoseconds[1], nanoseconds[3] = 5, 2, 4 * 10**9, 10**9
+        steps = words[4 : 4 + widths]
+        steps[1], steps[3] = 5, 2
         upto = [f.sample("step_rows_bucket", model="m1", le=le) for le in ("1.0", "2.0", "4.0")]
         assert upto == [5, 5, 7]
         assert f.sample("step_rows_count", model="m1") == 7
         assert f.sample("step_rows_sum", model="m1") == 11
-        assert f.sample("step_seconds_total", model="m1") == 5.0
         assert f.sample("step_rows_count", model="m0") == 0
 
     run(story, tmp_path)
+
+
+def test_routing_is_shown_as_the_workers_measured_it(tmp_path: Path) -> None:
+    """Handoffs by who sent and who received them; buckets as at launch."""
+
+    async def story(f: Front) -> None:
+        bounds = (0.001, 0.25)
+        plan = f.service.plan
+        endpoint = EndpointPlan(handoff_buckets_s=bounds)
+        models = [
+            msgspec.structs.replace(m, active_parameters=n)
+            for m, n in zip(plan.models, (2, 3), strict=True)
+        ]
+        f.service.plan = msgspec.structs.replace(plan, endpoint=endpoint, models=models)
+        f.exposition = Exposition(f.service, f.w.slab, f.w.slots, f.dispatcher)
+        first, second = (MeterWriter(f.w.slab, model, bounds) for model in range(2))
+        first.send[1].observe(np.array([500_000, 2_000_000]))
+        second.admission[0].observe(np.array([10**9]))
+        for le, count in (("0.001", 1), ("0.25", 2), ("+Inf", 2)):
+            labels = {"src": "m0", "dst": "m1", "phase": "send", "le": le}
+            assert f.sample("handoff_seconds_bucket", **labels) == count
+        for src, dst, phase, total in (
+            ("m0", "m1", "send", 0.0025),
+            ("m0", "m1", "admission", 1.0),
+            ("m1", "m0", "admission", 0.0),
+        ):
+            labels = {"src": src, "dst": dst, "phase": phase}
+            assert f.sample("handoff_seconds_sum", **labels) == total
+        first.threshold(0.5)
+        assert f.sample("threshold", router=f.service.router_name) == 0.5
+        first.count("failed_send", 3)
+        failed = {"router": f.service.router_name, "model": "m0"}
+        assert f.sample("router_errors_total", **failed, hook="send") == 3
+        assert f.sample("router_errors_total", **failed, hook="route") == 0
+        moved = np.frombuffer(f.w.slab.tally_words(1), np.int64)
+        moved[:4] = 9, 1, 4, 1  # of nine that went to m0, five left no token
+        assert f.sample("tokens_total", model="m1", kind="discarded") == 5
+        assert f.sample("cost_units_total", model="m1") == 5 * 3 / 1e9
+
+    run(story, tmp_path)
+
+
+def test_shares_of_time_are_those_since_the_look_before() -> None:
+    shares = _Shares(1)
+    shares._at_s = 100.0
+    assert shares.at(100.5, [0.4]) == [0.0], "too soon to tell"
+    assert shares.at(102.0, [1.5]) == [0.75]
+    assert shares.at(102.5, [1.9]) == [0.75]
+    assert shares.at(104.0, [9.0]) == [1.0]
 
 
 def test_the_solvers_report_is_shown(tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from trserve import __version__
 from trserve.gateway.compat_metrics import Compatibility
 from trserve.gateway.dispatcher import Dispatcher
+from trserve.gateway.generation import Generation
 from trserve.gateway.metrics import Histogram
 from trserve.gateway.process_memory import resident_bytes
+from trserve.gateway.routing_metrics import RoutingMetrics, Served, Tokens
 from trserve.gateway.scheduling_metrics import scheduling_metrics
 from trserve.gateway.service import Service
 from trserve.gateway.slots import SlotTable
@@ -60,6 +62,13 @@ class Exposition(Collector):
         self._compatibility = Compatibility(
             plan.endpoint.metrics_compat, plan.served_names[0], plan.block_size
         )
+        served = Served(
+            self._names,
+            service.router_name,
+            [model.active_parameters for model in plan.models],
+            plan.endpoint.handoff_buckets_s,
+        )
+        self._routing = RoutingMetrics(slab, served)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -80,6 +89,10 @@ class Exposition(Collector):
             *self._times(),
             *self._workers(),
             *scheduling_metrics(self._slab, self._names),
+            *self._routing.collect(
+                Tokens(self._written(), self._slots.overshoot),
+                self._service.metrics.threshold_overrides,
+            ),
             *self._server(),
         ]
         return itertools.chain(own, self._compatibility.aliases(own))
@@ -117,12 +130,9 @@ class Exposition(Collector):
 
     def _tokens(self) -> Iterator[Metric]:
         metrics = self._service.metrics
-        live = [generation for generation in self._dispatcher.live if not generation.ended]
+        live = self._live()
         yield _total("prompt_tokens", "Prompt tokens, each prompt once.", metrics.prompt_tokens)
-        written = {
-            name: metrics.generation_tokens[model] + sum(g.counts[model] for g in live)
-            for model, name in enumerate(self._names)
-        }
+        written = dict(zip(self._names, self._written(), strict=True))
         yield _counter("generation_tokens", "Tokens of answers, by writer.", "model", written)
         overshoot = dict(zip(self._names, self._slots.overshoot, strict=True))
         yield _counter(
@@ -133,6 +143,14 @@ class Exposition(Collector):
         )
         handoffs = metrics.handoffs + sum(generation.handoffs for generation in live)
         yield _total("handoffs", "Moves of a request from one model to another.", handoffs)
+
+    def _live(self) -> list[Generation]:
+        return [generation for generation in self._dispatcher.live if not generation.ended]
+
+    def _written(self) -> list[int]:
+        """Tokens of answers, by model."""
+        live, ended = self._live(), self._service.metrics.generation_tokens
+        return [tokens + sum(g.counts[model] for g in live) for model, tokens in enumerate(ended)]
 
     def _times(self) -> Iterator[Metric]:
         metrics = self._service.metrics

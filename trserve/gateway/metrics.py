@@ -60,6 +60,7 @@ class Metrics:
         prompt_tokens: of the prompts that got a slot, each once however many answers it has.
         generation_tokens: by model, of the answers that ended.
         handoffs: of the answers that ended.
+        threshold_overrides: how often the router's parameters were set, by whom.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Metrics:
         self.prompt_tokens = 0
         self.generation_tokens = [0] * models
         self.handoffs = 0
+        self.threshold_overrides = {"request": 0, "server": 0}
         self.queue_time = Histogram(seconds)
         self.time_to_first_token = Histogram(seconds)
         self.inter_token_latency = Histogram(token_bounds or _TOKEN_SECONDS)

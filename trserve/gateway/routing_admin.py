@@ -104,6 +104,7 @@ class RoutingAdmin:
                 log.warning("routing change requested %s, not confirmed: %s", asked, _told(change))
                 raise
         lines = self._differences(before, after, change)
+        self._service.metrics.threshold_overrides["server"] += "router" in change
         log.info("routing changed %s: %s", asked, "; ".join(lines) or "nothing")
         await send_json(send, 200, orjson.dumps(self._body(after)))
 

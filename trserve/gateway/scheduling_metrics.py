@@ -28,7 +28,6 @@ _OPENINGS: Final = {
     "drain": "gate_drain",
 }
 _MS: Final = 1e3
-_NS: Final = 1e9
 _ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -39,7 +38,7 @@ def scheduling_metrics(slab: Slab, names: Sequence[str]) -> Iterator[Metric]:
     yield from _throughput(report)
     yield from _estimates(report, names)
     yield _routed(slab, names)
-    yield from _steps(slab, names)
+    yield _steps(slab, names)
 
 
 def _gates(slab: Slab, names: Sequence[str]) -> Iterator[Metric]:
@@ -123,22 +122,16 @@ def _routed(slab: Slab, names: Sequence[str]) -> Metric:
     return routed
 
 
-def _steps(slab: Slab, names: Sequence[str]) -> Iterator[Metric]:
-    seconds = CounterMetricFamily(
-        "trserve_step_seconds",
-        "Time in steps without prompts: its rate is how busy a model is with them.",
-        labels=("model",),
-    )
+def _steps(slab: Slab, names: Sequence[str]) -> Metric:
     rows = HistogramMetricFamily(
         "trserve_step_rows",
         "Requests in a step, of steps without prompts: each computes one token a request.",
         labels=("model",),
     )
     for model, name in enumerate(names):
-        tally = read_tally(slab, model)
-        steps, upto = tally.steps, np.cumsum(tally.steps)
+        steps = read_tally(slab, model).steps
+        upto = np.cumsum(steps)
         buckets = [(str(float(most)), float(upto[min(most, len(upto) - 1)])) for most in _ROWS]
         total = float(steps @ np.arange(len(steps)))
         rows.add_metric((name,), [*buckets, ("+Inf", float(upto[-1]))], total)
-        seconds.add_metric((name,), float(tally.nanoseconds.sum()) / _NS)
-    yield from (rows, seconds)
+    return rows

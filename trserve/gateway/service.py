@@ -113,6 +113,7 @@ class Service:
         placement = self.placements.of(request)
         self.check_slots([request])
         router = self._router_params(request.router_params)
+        self.metrics.threshold_overrides["request"] += bool(router)
         jobs: list[Job] = []
         for prompt in read_prompts(request, self.tokenizer, self.plan.tokenizer_size):
             seed = secrets.randbits(63) if request.seed is None else request.seed

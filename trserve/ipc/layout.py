@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 LINE: Final = 64
 MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
-LAYOUT_VERSION: Final = 8
+LAYOUT_VERSION: Final = 9
 PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
@@ -79,6 +79,32 @@ ESTIMATE_WORDS: Final = (
 """float64 words of the solver, before its matrices (``Layout.estimate_words``); 0 before it knows
 any. ``heartbeat`` counts its signs of life."""
 
+METER_COUNTERS: Final = (
+    "threshold",
+    "busy_ns",
+    "first",
+    "resume",
+    "append",
+    "reprefill",
+    "reprefill_tokens",
+    "failed_route",
+    "failed_send",
+    "failed_receive",
+    "failed_admit",
+    "failed_score",
+)
+"""Words of a worker's meter before its histograms, see meter.py."""
+
+MAX_METER_BOUNDS: Final = 100
+METER_HISTOGRAM_WORDS: Final = MAX_METER_BOUNDS + 2
+"""Counts up to each bound, one of what lies above all of them, and the sum of the values."""
+
+STEP_CLASSES: Final = 8
+"""Classes of steps by their rows: 1, 2, up to 4, 8, 16, 32, 64, and more."""
+
+SINGLE_HISTOGRAMS: Final = 5
+HISTOGRAMS_BY_PEER: Final = 4
+
 WORKER_LINES: Final = -(-len(WORKER_WORDS) * 8 // LINE)
 
 
@@ -141,6 +167,12 @@ class Layout:
         return 2 * self.workers + 2 * (1 + self.slots)
 
     @property
+    def meter_words(self) -> int:
+        """Words of one worker's meter: the counters, then the histograms."""
+        histograms = SINGLE_HISTOGRAMS + STEP_CLASSES + HISTOGRAMS_BY_PEER * self.workers
+        return len(METER_COUNTERS) + METER_HISTOGRAM_WORDS * histograms
+
+    @property
     def estimate_words(self) -> int:
         """float64 words of the solver: the named ones, then P, C (row by row) and L."""
         return len(ESTIMATE_WORDS) + 2 * self.workers**2 + self.workers
@@ -178,6 +210,7 @@ class Layout:
             "suspect": words,
             "in_step": self.in_step_bytes * self.workers,
             "tallies": _align(8 * self.tally_words) * self.workers,
+            "meters": _align(8 * self.meter_words) * self.workers,
             "estimates": 8 * self.estimate_words,
             "closed": words * self.workers,
             "left": words * self.workers,
@@ -211,6 +244,10 @@ class Layout:
     def tally_offset(self, worker: int) -> int:
         """Byte offset of a worker's tally."""
         return self.regions["tallies"].offset + worker * _align(8 * self.tally_words)
+
+    def meter_offset(self, worker: int) -> int:
+        """Byte offset of a worker's meter."""
+        return self.regions["meters"].offset + worker * _align(8 * self.meter_words)
 
     def trace_offset(self, process: int) -> int:
         """Byte offset of the events of ``process``: a worker, or the gateway."""

@@ -17,7 +17,7 @@ field                                     writer
                                           gateway before the slot goes LIVE)
 ``epoch``, ``suspect``                    launcher
 ``traces[p]``                             process p, see trace.py
-``tallies[w]``                            worker w, see tally.py
+``tallies[w]``, ``meters[w]``             worker w, see tally.py and meter.py
 ``estimates``                             the solver
 ========================================  =====================================================
 """

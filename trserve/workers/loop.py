@@ -114,6 +114,8 @@ class WorkerLoop:
             self._take_in(by_belt=False)
         elif not events and (self._wait_s or not busy) and self._sleep_s < BELT_S:
             self._note()
+            if self._trace is not None and self._trace.meter is not None:
+                self._trace.meter.fold()
             if not busy:
                 return True
         elif (events or not busy) and not self._react({fd for fd, _ in events}, busy=busy):
@@ -156,7 +158,7 @@ class WorkerLoop:
                 self._tally.took(width, ended - began)
                 self._gate.note_step(ended - began)
             if self._trace is not None:
-                self._trace.step(rows, began, ended)
+                self._trace.step(width, rows, began, ended)
         self._uncounted.clear()
 
     def _note(self) -> None:

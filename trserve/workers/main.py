@@ -25,6 +25,7 @@ from trserve.ipc.child import (
 )
 from trserve.ipc.control import ControlClient, worker_identity
 from trserve.ipc.links import ShmMedium, open_outbox, receivers
+from trserve.ipc.meter import MeterWriter
 from trserve.ipc.slab import Slab
 from trserve.ipc.tally import TallyWriter
 from trserve.ipc.trace import TraceWriter
@@ -94,6 +95,7 @@ def _create_loop(
     from trserve.workers.gates import create_gate
     from trserve.workers.grammar import create_grammars
     from trserve.workers.loop import WorkerLoop
+    from trserve.workers.metering import WorkerMeter
     from trserve.workers.routing import Routing
     from trserve.workers.runner import keep_tap
     from trserve.workers.sampler import Sampler
@@ -107,7 +109,6 @@ def _create_loop(
     outbox = open_outbox(slab, arguments.bells, index)
     pool = BlockPool(model.num_blocks, plan.block_size, prefix_caching=plan.prefix_caching)
     table = RequestTable(slab, outbox, pool, index)
-    table.trace = WorkerTrace(TraceWriter(slab.trace_words(index)))
     inputs = StepInputs(
         max_tokens=plan.max_tokens,
         max_rows=plan.max_rows,
@@ -119,6 +120,9 @@ def _create_loop(
         keep_tap(runner)
     tallies = [slab.tally_words(worker) for worker in range(len(plan.models))]
     routing = Routing(router, share_control(router, tallies))
+    bounds_s = plan.endpoint.handoff_buckets_s
+    meter = WorkerMeter(MeterWriter(slab, index, bounds_s), slab, index, lambda: routing.threshold)
+    table.trace = WorkerTrace(TraceWriter(slab.trace_words(index)), meter)
     tally = TallyWriter(slab, index)
     gate = create_gate(plan, slab, index, arguments.bells, table.trace)
     cycle = StepCycle(
@@ -134,6 +138,7 @@ def _create_loop(
         recorder=_create_recorder(plan, index),
         early_prefill=plan.early_prefill == "always",
         grammars=create_grammars(plan),
+        meter=meter,
     )
     slab.workers[index].set("total_blocks", model.num_blocks)
     control.send({"type": "ready", "router_parameters": routing.describe()})

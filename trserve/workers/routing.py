@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 
@@ -27,6 +27,10 @@ from trserve.workers.request import Request
 log = logging.getLogger(__name__)
 _ARRAYS = (torch.Tensor, np.ndarray)
 _INFINITE = (math.inf, -math.inf)
+
+
+def _nobody_counts(hook: str) -> None:
+    """Nobody wants to know how often a hook failed."""
 
 
 def create_router(name: str, context: RouterContext) -> BaseRouter:
@@ -61,6 +65,9 @@ class Routing:
 
     Args:
         control: moves the server's threshold before each step is decided, if a share is wanted.
+
+    Attributes:
+        on_failure: called with the hook (``route``, ``send``, ...) that failed.
     """
 
     def __init__(self, router: BaseRouter, control: ShareControl | None = None) -> None:
@@ -68,6 +75,7 @@ class Routing:
         self._control = control
         self._valid = frozenset(range(1 + len(router.peers)))
         self._names = [parameter.name for parameter in router.parameters]
+        self.on_failure: Callable[[str], None] = _nobody_counts
         # What the default says needs no request, and no view of its row.
         self._says_by_default = (router.model != 0, b"")
         self._calls_send = type(router).send is not BaseRouter.send
@@ -87,6 +95,14 @@ class Routing:
             | {"value": config[parameter.name]}
             for parameter in self.router.parameters
         ]
+
+    @property
+    def threshold(self) -> float:
+        """The router's first parameter as it is in force for the server; NaN if it has none."""
+        if self._control is not None and self._control.threshold is not None:
+            return self._control.threshold
+        value = self.router.context.config.get(self._names[0]) if self._names else None
+        return math.nan if value is None else float(value)
 
     def configure(self, values: Mapping[str, float]) -> None:
         """Other values of the server's, from the next step on; a request's own still win."""
@@ -118,6 +134,7 @@ class Routing:
         try:
             return self._ask(result)
         except Exception as error:
+            self.on_failure("route")
             log.warning("router raised %r for a batch; asking row by row", error)
             return [self._ask_alone(result.row(row)) for row in range(len(result.requests))]
 
@@ -137,6 +154,7 @@ class Routing:
         try:
             return self._ask(result)[0]
         except Exception:
+            self.on_failure("route")
             log.exception("router failed for request %d", result.requests[0].rid)
             return None
 
@@ -152,6 +170,7 @@ class Routing:
             if len(found) != len(result.requests):
                 raise ValueError(f"score returned {len(found)} rows for {len(result.requests)}")
         except Exception:
+            self.on_failure("score")
             log.exception("router failed to score a batch; its traces lack the scores")
             return None
         return found
@@ -166,6 +185,7 @@ class Routing:
                 raise ValueError(f"{len(peer_req.extras)} bytes of extras; 64 at most")
             return bool(peer_req.keep_token), peer_req.extras
         except Exception:
+            self.on_failure("send")
             log.exception("router failed to send request %d", request.rid)
             return None
 
@@ -176,6 +196,7 @@ class Routing:
         try:
             self.router.receive(_arriving(request))
         except Exception:
+            self.on_failure("receive")
             log.exception("router failed to receive request %d", request.rid)
             return False
         return True
@@ -185,10 +206,12 @@ class Routing:
         try:
             model = self.router.admit(request)
         except Exception:
+            self.on_failure("admit")
             log.exception("router failed to admit request %d", request.rid)
             return None
         if model == self.router.model or model in self.router.peers:
             return model
+        self.on_failure("admit")
         log.error("router admitted request %d to model %r, which is none", request.rid, model)
         return None
 

@@ -26,6 +26,7 @@ from trserve.workers.early_prefill import EarlyPrefill
 from trserve.workers.grammar import Grammars
 from trserve.workers.load_words import LoadWords
 from trserve.workers.memory import Plan, fit_to_memory
+from trserve.workers.metering import WorkerMeter
 from trserve.workers.outcomes import Outcomes
 from trserve.workers.prompt_scoring import PromptScores
 from trserve.workers.recorder import Recorder
@@ -43,6 +44,9 @@ from trserve.workers.table import RequestTable
 SETTLED_STEPS: Final = 4
 """Steps without a change after which more of them are made ready for: that takes as long as it
 saves in some steps, and a request that is routed often leaves sooner."""
+
+TIMED_ASKS: Final = 16
+"""Every so often the router is timed: two looks at the clock are a hundredth of a handoff."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class StepCycle:
         tally: where it is summed up where requests went.
         recorder: keeps what was computed for each sampled token, if anybody asked for that.
         grammars: makes the constraints of requests that have a grammar.
+        meter: where it is summed up how long things took, if anybody asks.
 
     Attributes:
         on_note: called by :meth:`note`, for what else is to be said then.
@@ -86,6 +91,7 @@ class StepCycle:
         recorder: Recorder | None = None,
         early_prefill: bool = False,
         grammars: Grammars | None = None,
+        meter: WorkerMeter | None = None,
     ) -> None:
         self._index = index
         self._slab = slab
@@ -96,6 +102,10 @@ class StepCycle:
         self._inputs = inputs
         self._limits = limits
         self._tally = tally
+        self._meter = meter
+        self._asked = 0
+        if meter is not None:
+            routing.on_failure = meter.failed
         self.on_note: Callable[[], None] = _nothing_more
         self.width = 0
         self.has_rest = False
@@ -131,11 +141,11 @@ class StepCycle:
         self._load.beat(now_ns)
         self.width = 0
         early = self._table.ahead and (self._always_early or not self._table.runnable)
+        self._runner.began_ns = now_ns
         if early:
             self._steady = None  # its inputs are overwritten
             self._early.run(self._guard)
-            now_ns = monotonic_ns()
-        self._runner.began_ns = now_ns
+            self._runner.began_ns = now_ns = monotonic_ns()
         steady = self._steady
         if steady is not None and steady.version == self._table.version and steady.take_blocks():
             noteworthy = steady.starts_blocks
@@ -213,7 +223,7 @@ class StepCycle:
         rows.show(sampled)
         destinations: Sequence[int | None] = rows.stay
         if not rows.pinned:
-            destinations = self._routing.destinations(rows.result(output, sampled))
+            destinations = self._ask(rows.result(output, sampled))
         tokens = sampled.tolist()
         if destinations == rows.stay and rows.commit(tokens):
             self._tally.stayed(len(tokens), len(tokens))
@@ -229,9 +239,9 @@ class StepCycle:
         self._table.rows.fill(plan, self._inputs)
         output = self._forward(plan)
         self._load.count_step()
-        if (trace := self._table.trace) is not None and trace.unresumed:
-            trace.resumed((request for request, _ in plan), self._table.runnable)
         self.note()
+        if (trace := self._table.trace) is not None and trace.unresumed:
+            trace.resumed([each for each, _ in plan], self._table.runnable, self._runner.began_ns)
         due: list[int] = []
         over: list[int] = []
         prefill: list[bool] = []
@@ -317,7 +327,16 @@ class StepCycle:
         )
         if any(request.params.trace for request in self._arrivals.annotated):
             write_scores(requests, self._routing.scores(result) or ())
-        return self._routing.destinations(result)
+        return self._ask(result)
+
+    def _ask(self, result: StepResult) -> Sequence[int | None]:
+        """What the router says; once in a while, how long it took to say so."""
+        self._asked += 1
+        if self._meter is None or self._asked % TIMED_ASKS != 1:
+            return self._routing.destinations(result)
+        began_ns, found = monotonic_ns(), self._routing.destinations(result)
+        self._meter.asked_ns = monotonic_ns() - began_ns
+        return found
 
 
 def _nothing_more() -> None:

@@ -244,7 +244,7 @@ class RequestTable:
         self.runnable.pop(slot, None)
         self.waiting.pop(slot, None)
         if self.trace is not None:
-            self.trace.sent(request, hop, now)
+            self.trace.sent(request, hop, now, model)
 
     def finish(self, request: Request, reason: Finish) -> None:
         """End a request whose baton is here, and tell every worker that has heard of it."""

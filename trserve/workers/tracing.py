@@ -1,7 +1,8 @@
 """What a worker notes in its ring of events. Knows requests by their slot, generation and hop.
 
 What happens between the routers of two workers is only remembered, with its time, and written when
-nobody waits for it any more: a handoff of many requests would else take a tenth longer.
+nobody waits for it any more: a handoff of many requests would else take a tenth longer. The meter,
+which sums up how long they took, learns of it then as well.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 from trserve.ipc.baton import Finish
 from trserve.ipc.trace import MAX_VALUE, EventKind, GateReason, TraceWriter
 from trserve.sched.gate import Reason
+from trserve.workers.metering import LEARN_AFTER, WorkerMeter
 from trserve.workers.request import Request
 
 # Plain integers: to build a word from an enum's member takes longer.
@@ -28,18 +30,26 @@ _FINISHED: Final = int(EventKind.FINISHED)
 class WorkerTrace:
     """Notes events as they happen.
 
+    Args:
+        meter: sums up how long they took, if anybody does.
+
     Attributes:
-        unresumed: requests that came by a handoff and were in no step yet.
+        unresumed: requests that came and were in no step yet.
     """
 
-    def __init__(self, writer: TraceWriter) -> None:
+    def __init__(self, writer: TraceWriter, meter: WorkerMeter | None = None) -> None:
         self._note = writer.note
-        self._remembered: list[tuple[int, int, int, int, int]] = []
+        self.meter = meter
+        # The arguments of ``note``, and what the meter is told besides.
+        self._remembered: list[tuple[int, ...]] = []
         self.unresumed: list[Request] = []
 
-    def step(self, rows: int, began_ns: int, ended_ns: int) -> None:
-        """A step of ``rows`` rows has ended."""
-        self._remembered.append((_STEP, rows, 0, began_ns, ended_ns))
+    def step(self, width: int, rows: int, began_ns: int, ended_ns: int) -> None:
+        """A step of ``rows`` rows has ended; ``width``: likewise, 0 if one was a prompt's."""
+        asked_ns = -1
+        if self.meter is not None:
+            asked_ns, self.meter.asked_ns = self.meter.asked_ns, -1
+        self._remembered.append((_STEP, rows, 0, began_ns, ended_ns, width, asked_ns))
 
     def gate_opened(self, reason: Reason, when_ns: int) -> None:
         """A step may begin."""
@@ -50,27 +60,32 @@ class WorkerTrace:
         if request.hop:
             when = request.runnable_since_ns
             self._remembered.append((_RECEIVED, request.hop, request.slot, request.gen, when))
-            self.unresumed.append(request)
         else:
             self._note(_ADMITTED, min(request.length, MAX_VALUE), request.slot, request.gen)
+        self.unresumed.append(request)
 
-    def sent(self, request: Request, hop: int, when_ns: int) -> None:
-        """``request`` leaves, by its hop ``hop``."""
-        self._remembered.append((_SENT, hop, request.slot, request.gen, when_ns))
+    def sent(self, request: Request, hop: int, when_ns: int, model: int) -> None:
+        """``request`` leaves for ``model``, by its hop ``hop``."""
+        event = (_SENT, hop, request.slot, request.gen, when_ns, model, request.length)
+        self._remembered.append(event)
 
     def write(self) -> None:
         """Write what is only remembered; called after the results of a step are published."""
         if self._remembered:
             for event in self._remembered:
-                self._note(*event)
+                self._note(*event[:5])
+            if self.meter is not None:
+                self.meter.events += self._remembered
+                if len(self.meter.events) > LEARN_AFTER:
+                    self.meter.learn()
             self._remembered.clear()
 
     def finished(self, request: Request, reason: Finish) -> None:
         """``request`` is over."""
         self._note(_FINISHED, reason, request.slot, request.gen)
 
-    def resumed(self, requests: Iterable[Request], runnable: Container[int]) -> None:
-        """These are in the step; called after the forward, when nobody waits for it.
+    def resumed(self, requests: Iterable[Request], runnable: Container[int], began_ns: int) -> None:
+        """These are in the step that began then; called after the forward.
 
         ``runnable`` has the slots of those that may still come into one.
         """
@@ -78,6 +93,9 @@ class WorkerTrace:
         taken = {request.slot for request in requests}
         for request in left:
             if request.slot in taken:
-                self._note(_RESUMED, request.hop, request.slot, request.gen)
+                if request.hop:
+                    self._note(_RESUMED, request.hop, request.slot, request.gen)
+                if self.meter is not None:
+                    self.meter.taken(request, began_ns)
             elif request.slot in runnable:
                 self.unresumed.append(request)
