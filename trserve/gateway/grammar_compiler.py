@@ -18,7 +18,7 @@ from trserve.errors import RequestError
 from trserve.gateway.grammar_calls import CallRules, Tool, call_rules
 from trserve.gateway.grammar_fields import Form
 from trserve.gateway.reasoning import Reasons
-from trserve.grammar_limits import new_matcher
+from trserve.grammar_limits import WRITTEN, new_matcher
 from trserve.params import pack_grammar
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def compiled(wanted: Wanted) -> bytes:
         for name, (schema, tool) in calls.schemas.items():
             parts[name] = _json_part(schema, tool.param, lenient=tool.lenient)
     if wanted.form is not None:
-        parts["answer"] = _form_part(wanted.form)
+        parts[_name(wanted.form)] = _form_part(wanted.form)
     entries = [{"name": name, **part} for name, part in parts.items()]
     if calls is not None or wanted.reasons != "never":
-        whole = _whole(calls, wanted.reasons, has_form=wanted.form is not None)
+        whole = _whole(calls, wanted.reasons, form=wanted.form)
         entries.insert(0, {"name": "whole", "lark_grammar": whole})
     text = json.dumps({"grammars": entries}, ensure_ascii=False)
     _check(text, param)
@@ -87,8 +87,13 @@ def _form_part(form: Form) -> dict[str, Any]:
     if form.kind == "json":
         return _json_part(form.source, form.param, lenient=form.lenient)
     part = {"lark_grammar": _lark(form)}
-    _check(json.dumps({"grammars": [part]}), form.param)
+    _check(json.dumps({"grammars": [{"name": _name(form), **part}]}), form.param)
     return part
+
+
+def _name(form: Form) -> str:
+    """Of its part: it tells workers too whose rules they are."""
+    return WRITTEN if form.kind == "grammar" else "answer"
 
 
 def _lark(form: Form) -> str:
@@ -119,9 +124,9 @@ def _json_part(schema: str, param: str, *, lenient: bool) -> dict[str, Any]:
     return part
 
 
-def _whole(calls: CallRules | None, reasons: Reasons, *, has_form: bool) -> str:
+def _whole(calls: CallRules | None, reasons: Reasons, *, form: Form | None) -> str:
     """The answer's parts, in Lark's syntax."""
-    bodies = ["@answer"] if has_form else []
+    bodies = [f"@{_name(form)}"] if form is not None else []
     rules = []
     if calls is not None:
         bodies.append("calls")

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trserve.errors import RequestError
-from trserve.grammar_limits import new_matcher
+from trserve.grammar_limits import TimeBudget, new_matcher
 from trserve.params import RequestParams, unpack_grammar
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ _LARGE: Final = 20_000
 """Ids of a vocabulary that takes a noticeable time to read."""
 
 _WORD_BITS: Final = 32
+
+_AT_ONCE: Final = 16
+"""Tokens that are taken in between two looks at the clock."""
 
 
 class Vocabulary:
@@ -114,6 +117,11 @@ class Constraint:
         matcher: as after ``prompt_len`` tokens of the row: before the first of the answer.
         end_ids: tokens that ``min_tokens`` keeps away; ``ignored`` are those that stay away after
             these too, because the request ignores them.
+        budget: the time that it may take.
+
+    Attributes:
+        exhausted: the last call left nothing that may follow: the grammar is at a dead end, or
+            could not be followed any more.
     """
 
     def __init__(
@@ -123,45 +131,67 @@ class Constraint:
         prompt_len: int,
         end_ids: Sequence[int],
         ignored: Sequence[int],
+        budget: TimeBudget | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
         self._seen = prompt_len
         self._end_ids = _known(end_ids, vocabulary.size)
         self._ignored = _known(ignored, vocabulary.size)
+        self._budget = budget or TimeBudget()
         self._failed = False
+        self.exhausted = False
 
     def forbidden(self, row: npt.NDArray[np.integer], *, is_short: bool) -> _BoolArray:
         """Which ids cannot follow ``row`` (all committed tokens), bool [vocabulary].
 
         An end is forbidden while the answer ``is_short`` or ignores it, unless nothing else can
-        follow: a grammar that is through ends the answer. All ids are forbidden where the library
-        gave the grammar up, which its limits make it do rather than take long.
+        follow: a grammar that is through ends the answer. All ids are forbidden where the grammar
+        was given up: by the library, which its limits make it do rather than take long, or
+        because it took more than its time.
         """
-        self._advance(row)
-        forbidden = self._vocabulary.forbidden(self._matcher)
-        if self._matcher.is_error():
-            self._note_failure()
-            forbidden[:] = True
-            return forbidden
+        forbidden = self._followed(row)
         held = self._end_ids if is_short else self._ignored
         if len(held):
             before = forbidden[held]
             forbidden[held] = True
             if forbidden.all():
                 forbidden[held] = before
+        self.exhausted = bool(forbidden.all())
         return forbidden
 
-    def _advance(self, row: npt.NDArray[np.integer]) -> None:
-        if self._seen < len(row):
-            self._matcher.consume_tokens(row[self._seen :].tolist())
-            self._seen = len(row)
-
-    def _note_failure(self) -> None:
+    def _followed(self, row: npt.NDArray[np.integer]) -> _BoolArray:
+        """As the grammar alone has it."""
         if not self._failed:
-            self._failed = True
-            reason = self._matcher.get_error().partition("\n")[0]
-            log.warning("a request's grammar could not be followed: %s", reason)
+            self._budget.begin(len(row) - self._seen)
+            forbidden = self._advance(row)
+            self._budget.end()
+            if forbidden is not None:
+                return forbidden
+        return np.ones(self._vocabulary.size, np.bool_)
+
+    def _advance(self, row: npt.NDArray[np.integer]) -> _BoolArray | None:
+        """Take ``row`` in; which ids cannot follow, or None if the grammar was given up."""
+        matcher, overrun = self._matcher, self._budget.overrun
+        reason = ""
+        while self._seen < len(row) and not reason:
+            end = min(self._seen + _AT_ONCE, len(row))
+            matcher.consume_tokens(row[self._seen : end].tolist())
+            self._seen = end
+            reason = overrun()
+        if not reason:
+            forbidden = self._vocabulary.forbidden(matcher)
+            reason = matcher.get_error() if matcher.is_error() else overrun()
+            if not reason:
+                return forbidden
+        self._failed = True
+        log.warning(
+            "a request's grammar could not be followed at token %d of its row, and the request "
+            "ends: %s",
+            len(row),
+            reason.partition("\n")[0],
+        )
+        return None
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
