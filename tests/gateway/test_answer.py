@@ -143,6 +143,13 @@ def test_failures_have_a_status_and_a_code(finish: Finish, status: int) -> None:
     assert (error.status, bool(error.code)) == (status, True)
 
 
+def test_a_grammar_that_fails_is_the_requests_own_matter() -> None:
+    error = failure(Finish.NUMERIC_ERROR, barred=True)
+    assert error is not None
+    assert (error.status, error.code) == (400, "grammar_failed")
+    assert "schema, expression or grammar" in str(error)
+
+
 @pytest.mark.parametrize("finish", [Finish.NONE, Finish.STOP, Finish.LENGTH, Finish.ABORT])
 def test_what_is_no_failure(finish: Finish) -> None:
     assert failure(finish) is None

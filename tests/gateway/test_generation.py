@@ -102,6 +102,16 @@ def test_a_failure_is_told_once(finish: Finish) -> None:
         assert row.sink.error is None
 
 
+@pytest.mark.parametrize(("barred", "code"), [(False, "numeric_error"), (True, "grammar_failed")])
+def test_the_extras_tell_whose_fault_it_was(barred: bool, code: str) -> None:
+    with world() as w:
+        row = Row(w, ListSink())
+        row.hop, row.bank = 1, 1
+        write_extras(w.slab.extras(row.slot.index, 1), 0, 0, barred, 1)
+        row.advance("A", Finish.NUMERIC_ERROR)
+        assert row.sink.error is not None and row.sink.error.code == code
+
+
 def test_an_abandoned_one_gives_nothing() -> None:
     with world() as w:
         row = Row(w, ListSink())

@@ -23,11 +23,7 @@ ABORTED: Final = "abort_request"
 
 _FAILURES = {
     Finish.ROUTER_ERROR: ("the router failed for this request", "router_error", 500),
-    Finish.NUMERIC_ERROR: (
-        "a model's logits were not finite, or the answer's grammar could not be followed",
-        "numeric_error",
-        500,
-    ),
+    Finish.NUMERIC_ERROR: ("a model's logits were not finite", "numeric_error", 500),
     Finish.WORKER_LOST: ("the process of a model ended", "worker_lost", 503),
     Finish.WORKER_CRASHED: (
         "this request ended the process of a model twice; it is not tried again",
@@ -37,10 +33,22 @@ _FAILURES = {
 }
 
 
-def failure(finish: Finish) -> RequestError | None:
-    """The error that ``finish`` means for the client, or None."""
+_BARRED = (
+    "the answer cannot go on in the form that the request asks for: no token may follow by its "
+    "schema, expression or grammar, or following that takes too long; ask for a simpler form, and "
+    "make rules of a grammar that repeat themselves unambiguous"
+)
+
+
+def failure(finish: Finish, *, barred: bool = False) -> RequestError | None:
+    """The error that ``finish`` means for the client, or None.
+
+    ``barred``: what looks like a numeric error is the doing of the request's own grammar.
+    """
     if finish not in _FAILURES:
         return None
+    if barred:
+        return RequestError(_BARRED, code="grammar_failed")
     message, code, status = _FAILURES[finish]
     return RequestError(message, status=status, code=code)
 

@@ -15,7 +15,7 @@ from trserve.gateway.metrics import Meter, Times
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
-from trserve.ipc.baton import FINISH_MASK, HOP_MASK, LENGTH_SHIFT, Baton, unpack
+from trserve.ipc.baton import FINISH_MASK, HOP_MASK, LENGTH_SHIFT, Baton, Finish, unpack
 from trserve.ipc.extras import Extras, read_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
@@ -121,7 +121,8 @@ class Generation:
         if self.ended or self._sink.paused:
             return
         baton = unpack(word)
-        error = failure(baton.finish)
+        barred = baton.finish is Finish.NUMERIC_ERROR and self._extras(baton).empty
+        error = failure(baton.finish, barred=barred)
         if error is not None:
             self.fail(error)
             return

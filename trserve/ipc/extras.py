@@ -27,8 +27,9 @@ class Extras(NamedTuple):
 
     ``stored_ns``: when the baton was stored (``time.monotonic_ns``, the same clock in all
     processes); ``pending_ns``: how long the request has been away from its entry model so far, to
-    the microsecond; ``empty``: whether the hop committed nothing; ``length``: the row's at that
-    store, from which a restarted owner knows what its predecessor committed since; ``router``: the
+    the microsecond; ``empty``: whether the hop committed nothing or, of a request that is over with
+    a numeric error, whether that is its own grammar's doing; ``length``: the row's at that store,
+    from which a restarted owner knows what its predecessor committed since; ``router``: the
     algorithm's bytes.
     """
 

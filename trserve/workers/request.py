@@ -185,6 +185,11 @@ class Request:
         return self.length - self.num_computed
 
     @property
+    def is_barred(self) -> bool:
+        """Whether its grammar left nothing that may follow when it was last asked."""
+        return self.constraint is not None and self.constraint.exhausted
+
+    @property
     def num_generated(self) -> int:
         """Committed output tokens."""
         return self.length - self.prompt_len

@@ -249,7 +249,8 @@ class RequestTable:
     def finish(self, request: Request, reason: Finish) -> None:
         """End a request whose baton is here, and tell every worker that has heard of it."""
         slot, gen = request.slot, request.gen
-        self._write_extras(request, b"", empty=False)
+        barred = reason is Finish.NUMERIC_ERROR and request.is_barred
+        self._write_extras(request, b"", empty=barred)
         word = pack(
             request.length, self._index, SlotState.DONE, reason, request.bank ^ 1, request.hop
         )
@@ -261,7 +262,7 @@ class RequestTable:
         self._close(slot, gen, request)
         if self.trace is not None:
             self.trace.finished(request, reason)
-        if reason is Finish.NUMERIC_ERROR:
+        if reason is Finish.NUMERIC_ERROR and not barred:
             # Nothing says where the NaN began: if in the KV of a prefix, it must not live on.
             self.pool.forget_cached()
 
