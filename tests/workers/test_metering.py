@@ -14,8 +14,8 @@ from tests.workers.fakes import World, hash_route, router_class, world
 from trserve.ipc.meter import Meter, MeterWriter, read_meter
 from trserve.ipc.slab import Slab
 from trserve.ipc.trace import TraceWriter
-from trserve.workers.metering import WorkerMeter
-from trserve.workers.tracing import LEARN_AFTER, WorkerTrace
+from trserve.workers.metering import FOLD_AFTER_NS, LEARN_AFTER, WorkerMeter
+from trserve.workers.tracing import WorkerTrace
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -167,6 +167,18 @@ def test_the_log_is_summed_up_before_it_is_full(slab_of_two: Slab) -> None:
     found = read_meter(slab_of_two, 0)
     assert found.counters["busy_ns"] == 7 * steps
     assert sum(found.single["batch_rows"].counts) == sum(found.steps[0].counts) == steps
+
+
+def test_slow_steps_are_told_in_time(slab_of_two: Slab) -> None:
+    meter = WorkerMeter(MeterWriter(slab_of_two, 0), slab_of_two, 0, lambda: 0.5)
+    trace = WorkerTrace(TraceWriter(slab_of_two.trace_words(0)), meter)
+    for at in range(1, 41):
+        began = at * FOLD_AFTER_NS // 8
+        trace.step(1, 1, began, began + 5)
+        trace.write()
+        told = read_meter(slab_of_two, 0).counters["busy_ns"] // 5
+        assert at - told <= 2 * 8 + 2
+    assert told > 0
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from trserve.workers.request import Request
 FOLD_AFTER_NS: Final = 250_000_000
 """How long a busy worker keeps what it knows to itself."""
 
-LEARN_AFTER: Final = 64
-"""How many events are remembered before they are looked at, unless the worker is idle."""
+LEARN_AFTER: Final = 512
+"""How many events are remembered before they are looked at, unless the worker is idle or time is
+up: at 64 a handoff takes 0.15 us longer."""
 
 _SENT: Final = int(EventKind.HANDOFF_SENT)
 _STEP: Final = int(EventKind.STEP)
@@ -101,6 +102,13 @@ class WorkerMeter:
                 request.num_computed,
             )
         )
+
+    def remember(self, events: Sequence[tuple[int, ...]]) -> None:
+        """Take events as ``tracing`` remembers them; their fifth number is a time."""
+        mine = self.events
+        mine += events
+        if len(mine) > LEARN_AFTER or mine[-1][4] - mine[0][4] > FOLD_AFTER_NS:
+            self.learn()
 
     def learn(self) -> None:
         """Write down what was remembered. A step's own event is the last of what was in it."""

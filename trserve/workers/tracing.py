@@ -13,7 +13,7 @@ from typing import Final
 from trserve.ipc.baton import Finish
 from trserve.ipc.trace import MAX_VALUE, EventKind, GateReason, TraceWriter
 from trserve.sched.gate import Reason
-from trserve.workers.metering import LEARN_AFTER, WorkerMeter
+from trserve.workers.metering import WorkerMeter
 from trserve.workers.request import Request
 
 # Plain integers: to build a word from an enum's member takes longer.
@@ -75,9 +75,7 @@ class WorkerTrace:
             for event in self._remembered:
                 self._note(*event[:5])
             if self.meter is not None:
-                self.meter.events += self._remembered
-                if len(self.meter.events) > LEARN_AFTER:
-                    self.meter.learn()
+                self.meter.remember(self._remembered)
             self._remembered.clear()
 
     def finished(self, request: Request, reason: Finish) -> None:
