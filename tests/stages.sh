@@ -23,18 +23,38 @@ hang=()
 [ -n "${TRSERVE_FULL:-}" ] || hang=(-o "faulthandler_timeout=$((limit - 20))")
 suite() { stage "$1" "$bin/python" -m pytest "${hang[@]}" "${@:2}"; }
 
+# A stage of one busy process goes beside another of the kind, one on each core: what it prints comes
+# after what the other does.
+said=$(mktemp)
+beside=
+trap '[ -z "$beside" ] || kill "$beside" 2>/dev/null || true; rm -f "$said"' EXIT
+begin() {
+  "$@" >"$said" 2>&1 &
+  beside=$!
+}
+finish() {
+  local status=0
+  wait "$beside" || status=$?
+  beside=
+  cat "$said"
+  [ "$status" = 0 ] || exit "$status"
+}
+
 stage lint "$bin/ruff" check .
 stage format "$bin/ruff" format --check .
-stage types "$bin/mypy"
 suite "shared memory and launcher" tests/ipc tests/launcher tests/trace tests/test_serverproc.py \
   tests/test_pitfalls.py tests/terminal
+begin stage types "$bin/mypy"
 suite "scheduling" tests/sched tests/test_plan_command.py tests/solver
-suite "models and workers" tests/models tests/workers
+finish
+begin suite "models and workers" tests/models tests/workers
 suite "routers" tests/router_lib tests/router_check tests/router_convert tests/calibration \
   tests/training
+finish
+begin suite "embedded pair" tests/demo
 suite "gateway" tests/gateway
+finish
 suite "published weights" tests/realmodel
-suite "embedded pair" tests/demo
 suite "golden equality" -rP tests/golden/test_golden.py
 suite "golden equality under pressure" -rP tests/golden/test_adverse.py
 suite "golden seeds" -rP tests/golden/test_seeds.py
