@@ -9,6 +9,7 @@ it. Knows no requests, no tokens and no slab.
 from __future__ import annotations
 
 import json
+import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,11 @@ BLANKS: Final = r"[ ]{1,2}|\r?\n[ \t]{0,24}"
 _KEPT: Final = 64
 _MAX_MESSAGE: Final = 300
 _THINK_END: Final = "</think>"
+
+_LARK_PARTS: Final = re.compile(
+    r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/|(?P<token><[^<>\s]+>)', re.DOTALL
+)
+"""Texts, comments, expressions and tokens of a grammar."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -87,6 +93,8 @@ def _form_part(form: Form) -> dict[str, Any]:
     if form.kind == "json":
         return _json_part(form.source, form.param, lenient=form.lenient)
     part = {"lark_grammar": _lark(form)}
+    if form.kind == "grammar":
+        _check_names_no_token(part["lark_grammar"], form.param)
     _check(json.dumps({"grammars": [{"name": _name(form), **part}]}), form.param)
     return part
 
@@ -162,6 +170,17 @@ def _check(grammar: str, param: str) -> None:
         matcher.compute_bitmask()
     if matcher.is_error():
         raise _refusal(matcher.get_error(), param)
+
+
+def _check_names_no_token(lark: str, param: str) -> None:
+    """Grammars are checked over bytes, whose numbers and special tokens are not a model's."""
+    for part in _LARK_PARTS.finditer(lark):
+        if part["token"]:
+            raise RequestError(
+                f"{param}: {part.group()[:40]} is a token by its name or number, which is not "
+                'supported; write its text, as in "ab"',
+                param=param,
+            )
 
 
 def _refusal(reason: str, param: str) -> RequestError:
