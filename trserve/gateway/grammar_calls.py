@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from trserve.gateway.tool_calls import BEGIN, END
+from trserve.errors import RequestError
+from trserve.gateway.tool_calls import BEGIN, END, VALUE_END
 
 _PLAIN_NAME: Final = re.compile(r"[^<>\n]+")
-_VALUE_END: Final = "</parameter>"
 _LINE: Final = "\n"
 _SHARED: Final = ("$defs", "definitions")
 
@@ -45,8 +45,12 @@ def call_rules(tools: Sequence[Tool], *, repeats: bool, elements: bool) -> CallR
     """The rules of calls of ``tools``: of one, or with ``repeats`` of one or more.
 
     Args:
-        elements: whether parameters are elements. Texts among them are then free, and a tool with
-            a name that no element can have is called with JSON all the same.
+        elements: whether parameters are elements. Texts among them are then free but for what
+            closes an element, and a tool with a name that no element can have is called with JSON
+            all the same.
+
+    Raises:
+        RequestError: a schema is none; the library has not seen it yet.
     """
     names = " | ".join(f"call{number}" for number in range(len(tools)))
     calls = CallRules(
@@ -57,13 +61,12 @@ def call_rules(tools: Sequence[Tool], *, repeats: bool, elements: bool) -> CallR
         {},
     )
     for number, tool in enumerate(tools):
-        properties = json.loads(tool.schema).get("properties", {})
-        if elements and all(map(_PLAIN_NAME.fullmatch, (tool.name, *properties))):
+        if elements and all(map(_PLAIN_NAME.fullmatch, (tool.name, *_members(tool)[0]))):
             _add_elements(calls, tool, number)
         else:
             _add_json(calls, tool, number)
     if elements:
-        calls.rules.append(rf"text[lazy]: /(.|\n)*/ {_text(_VALUE_END)}")
+        calls.rules.append(rf"text[lazy]: /(.|\n)*/ {_text(VALUE_END)}")
     return calls
 
 
@@ -77,29 +80,55 @@ def _add_json(calls: CallRules, tool: Tool, number: int) -> None:
     calls.schemas[f"arguments{number}"] = tool.schema, tool
 
 
+def _members(tool: Tool) -> tuple[dict[str, Any], Sequence[Any]]:
+    """The properties of its schema, and which are required."""
+    schema = json.loads(tool.schema)
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict):
+        raise RequestError(f"{tool.param}: properties must be an object", param=tool.param)
+    if not isinstance(required, list):
+        raise RequestError(f"{tool.param}: required must be a list of names", param=tool.param)
+    return properties, required
+
+
 def _add_elements(calls: CallRules, tool: Tool, number: int) -> None:
     """In the order of the schema's properties, those that are not required may be left out."""
-    schema = json.loads(tool.schema)
-    required, parts = schema.get("required", ()), []
-    for at, (key, kind) in enumerate(schema.get("properties", {}).items()):
+    (properties, required), parts = _members(tool), []
+    for at, (key, kind) in enumerate(properties.items()):
         rule = f"parameter{number}_{at}"
         parts.append(rule if key in required else f"{rule}?")
-        value = _value(calls, tool, f"value{number}_{at}", kind, schema)
-        head = _text("<parameter=", key, ">", _LINE)
-        calls.rules.append(f"{rule}: {head} {value} {_text(_LINE)}")
+        value = _value(calls, tool, f"value{number}_{at}", key, kind)
+        calls.rules.append(f"{rule}: {_text('<parameter=', key, '>', _LINE)} {value}")
     head, end = _text("<function=", tool.name, ">", _LINE), _text("</function>")
     calls.rules.append(f"call{number}: {' '.join([head, *parts, end])}")
 
 
-def _value(calls: CallRules, tool: Tool, name: str, kind: Any, schema: dict[str, Any]) -> str:
-    """A parameter's value up to the end of its element; what is called a string is bare text."""
-    if not (isinstance(kind, dict) and kind.get("type") == "string"):
-        if isinstance(kind, dict):
-            kind = {key: schema[key] for key in _SHARED if key in schema} | kind
-        calls.schemas[name] = json.dumps(kind, ensure_ascii=False), tool
-        return f"@{name} {_text(_LINE, _VALUE_END)}"
+def _value(calls: CallRules, tool: Tool, rule: str, key: str, kind: Any) -> str:
+    """A parameter's value and the end of its element; what is called a string is bare text."""
+    if isinstance(kind, dict) and kind.get("type") == "string":
+        return _string(tool, key, kind)
+    if kind is True:
+        kind = {}
+    if isinstance(kind, dict):
+        schema = json.loads(tool.schema)
+        kind = {name: schema[name] for name in _SHARED if name in schema} | kind
+    calls.schemas[rule] = json.dumps(kind, ensure_ascii=False), tool
+    return f"@{rule} {_text(_LINE, VALUE_END)}"
+
+
+def _string(tool: Tool, key: str, kind: dict[str, Any]) -> str:
+    """One of the texts that ``kind`` names, or any."""
     if "enum" not in kind and "const" not in kind:
         return "text"
     values = kind.get("enum", [kind.get("const")])
-    choices = " | ".join(_text(each) for each in values if isinstance(each, str))
-    return f"({choices}) {_text(_LINE, _VALUE_END)}" if choices else "text"
+    if not isinstance(values, list):
+        raise RequestError(f"{tool.param}: enum of {key!r} must be a list", param=tool.param)
+    texts = [each for each in values if isinstance(each, str)]
+    closed = [f"{each}{_LINE}{VALUE_END}" for each in texts]
+    choices = [each for each in closed if each.find(VALUE_END) + len(VALUE_END) == len(each)]
+    if texts and not choices:
+        raise RequestError(
+            f"{tool.param}: every value of {key!r} holds {VALUE_END!r}, which would end it",
+            param=tool.param,
+        )
+    return f"({' | '.join(map(_text, choices))})" if choices else "text"

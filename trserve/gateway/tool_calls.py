@@ -9,6 +9,7 @@ nothing of responses.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +20,12 @@ END: Final = "</tool_call>"
 _FUNCTION: Final = "<function="
 _FUNCTION_END: Final = "</function>"
 _PARAMETER: Final = "<parameter="
+_PARAMETER_END: Final = "</parameter>"
+VALUE_END: Final = f"{_PARAMETER_END}\n"
+"""Closes a parameter as templates write it, behind a line break; no value holds it."""
+
+# Where there are two functions in one call, the first counts.
+_CUT: Final = re.compile(rf"{_FUNCTION_END}\s*(?={_FUNCTION}|\Z)")
 
 
 class Call(NamedTuple):
@@ -43,9 +50,10 @@ def parse_call(text: str, tools: Sequence[Mapping[str, Any]]) -> Call | None:
 
 
 def _is_whole(text: str, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether ``text`` is a call to its end; elements are read as far as there are any."""
-    if text.lstrip().startswith(_FUNCTION):
-        return text.rstrip().endswith(_FUNCTION_END)
+    """Whether ``text``, which follows a grammar, is a call to its end."""
+    text = text.strip()
+    if text.startswith(_FUNCTION):
+        return _elements(text.partition(">")[2]) is not None
     return parse_call(text, tools) is not None
 
 
@@ -55,7 +63,10 @@ def _read_call(text: str, tools: Sequence[Mapping[str, Any]]) -> Call | None:
         name = name.strip()
         if not (name and found):
             return None
-        return Call(name, _arguments(rest.partition(_FUNCTION_END)[0], _properties(name, tools)))
+        elements = _elements(rest)
+        if elements is None:
+            elements = _loose_elements(_CUT.split(rest, 1)[0])
+        return Call(name, _arguments(elements, _properties(name, tools)))
     call = json.loads(text)
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
@@ -67,14 +78,43 @@ def _json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _arguments(text: str, properties: Mapping[str, Any]) -> str:
-    """``<parameter=KEY>`` elements as a JSON object; what the tool calls a string stays one."""
-    found: dict[str, Any] = {}
+def _elements(text: str) -> list[tuple[str, str]] | None:
+    """Keys and values of ``<parameter=KEY>`` elements up to the function's end.
+
+    None if ``text`` is not written as templates write it. A value may hold any mark but the one
+    that closes it.
+    """
+    found = []
+    text = text.removeprefix("\n")
+    while text.startswith(_PARAMETER):
+        key, _, rest = text.removeprefix(_PARAMETER).partition(">")
+        value, end, text = rest.partition(VALUE_END)
+        if not end:
+            return None
+        found.append((key, _unwrapped(value)))
+    return found if text.strip() == _FUNCTION_END else None
+
+
+def _loose_elements(text: str) -> list[tuple[str, str]]:
+    """As far as there are any, from what a model wrote by no template."""
+    found = []
     for element in text.split(_PARAMETER)[1:]:
         key, _, value = element.partition(">")
-        value = value.partition("</parameter>")[0].removeprefix("\n").removesuffix("\n")
-        is_string = _is_string(properties.get(key.strip(), {}))
-        found[key.strip()] = value if is_string else _json_or_text(value)
+        found.append((key, _unwrapped(value.partition(_PARAMETER_END)[0])))
+    return found
+
+
+def _unwrapped(value: str) -> str:
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _arguments(elements: Sequence[tuple[str, str]], properties: Mapping[str, Any]) -> str:
+    """``elements`` as a JSON object; what the tool calls a string stays one."""
+    found: dict[str, Any] = {}
+    for key, value in elements:
+        name = key if key in properties else key.strip()
+        is_string = _is_string(properties.get(name, {}))
+        found[name] = value if is_string else _json_or_text(value)
     return _json_text(found)
 
 
