@@ -69,6 +69,26 @@ def test_router_parameters_change_while_it_serves_and_a_request_has_its_own(serv
     change(server, {"router": {"tau": None}})
 
 
+def scraped(server: Server, series: str) -> float:
+    lines = server.request("GET", "/metrics").body.decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"trserve_{series} "))
+
+
+def test_the_threshold_in_force_is_shown_and_who_set_one_is_counted(server):
+    setters = {who: f'threshold_overrides_total{{by="{who}"}}' for who in ("server", "request")}
+    before = {who: scraped(server, series) for who, series in setters.items()}
+    for value in (1.0, 0.25):
+        change(server, {"router": {"tau": value}})
+        shows = wait_until(
+            lambda: scraped(server, 'threshold{router="r-stitch"}'), value.__eq__, 5.0
+        )
+        assert shows == value
+    usage(server, trserve={"router": {"tau": 0.5}})
+    change(server, {"router": {"tau": None}})
+    after = {who: scraped(server, series) for who, series in setters.items()}
+    assert {who: after[who] - before[who] for who in setters} == {"server": 3, "request": 1}
+
+
 def test_a_change_reaches_a_request_that_is_being_written(server):
     """Also where nothing else happens to the batch, so that its rows are kept."""
     change(server, {"router": {"tau": 1.0}})
