@@ -17,7 +17,6 @@ import numpy as np
 from trserve.ipc.baton import (
     BANK_SHIFT,
     HOP_MASK,
-    LENGTH_SHIFT,
     OWNER_AND_STATE,
     Finish,
     SlotState,
@@ -60,8 +59,7 @@ class RequestTable:
 
     Attributes:
         rows: writes what is not committed yet.
-        kv_drops: how often a request lost its KV here.
-        kv_repairs: how often blocks did not add up.
+        kv_drops, kv_repairs: how often a request lost its KV here, and blocks did not add up.
         waiting: those of ``runnable`` that have not started, or have lost their KV.
         ahead: requests written elsewhere whose prompt may be computed here before they come.
         early_tokens_used: of the prompt tokens so computed, those of requests that came.
@@ -91,9 +89,7 @@ class RequestTable:
         self.block_tables = np.zeros((slab.layout.slots, self.blocks_per_row), dtype=np.int32)
         self.rows = RowWriter(slab, index, self.block_tables)
         self.pool = pool
-        self.kv_drops = 0
-        self.kv_repairs = 0
-        self.version = 0
+        self.kv_drops = self.kv_repairs = self.version = 0
         self.resident: dict[int, Request] = {}
         self._deadlines = Deadlines()
         self.runnable: dict[int, Request] = {}
@@ -235,8 +231,7 @@ class RequestTable:
         length = request.length
         self._sent[slot] |= 1 << model
         self._left[slot] = length
-        word = request.base_word | length << LENGTH_SHIFT
-        self._outbox.store_baton(slot, hand_over(word, model, hop))
+        self._outbox.store_baton(slot, hand_over(request.word, model, hop))
         self._outbox.send(model, _new(Descriptor, (_RUN, slot, request.gen, hop)))
         request.visible = length
         request.move(_HANDED_OFF)
@@ -251,9 +246,8 @@ class RequestTable:
         slot, gen = request.slot, request.gen
         barred = reason is Finish.NUMERIC_ERROR and request.is_barred
         self._write_extras(request, b"", empty=barred)
-        word = pack(
-            request.length, self._index, SlotState.DONE, reason, request.bank ^ 1, request.hop
-        )
+        state, bank = SlotState.DONE, request.bank ^ 1
+        word = pack(request.length, self._index, state, reason, bank, request.hop)
         self._outbox.store_baton(slot, word)
         sent = self._slab.sent[slot]
         for worker in range(self._slab.layout.workers):
