@@ -155,6 +155,7 @@ def test_ctrl_c_stops_an_answer_and_then_the_chat(endless):
         assert Endless.left.wait(10), "the server is left, so that it stops too"
         terminal.send("fail\n")
         terminal.expect("trserve: a model is lost")
+        terminal.expect("> ")  # before that it would stop the answer
         terminal.send(CTRL_C)
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.text
