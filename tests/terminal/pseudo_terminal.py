@@ -18,6 +18,7 @@ from types import TracebackType
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 LIMIT_S = 15.0
+PROMPT = "> "
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[()][AB0]|[=>])")
 
 
@@ -71,6 +72,15 @@ class PseudoTerminal:
         self._seen = len(self.raw)
         os.write(self._own, text.encode())
 
+    def answer(self, text: str) -> None:
+        """Press these keys once a prompt waits for them: before, they mean other things."""
+        deadline = time.monotonic() + LIMIT_S
+        while not self.text.endswith(PROMPT):
+            left = deadline - time.monotonic()
+            assert left > 0, f"no prompt within {LIMIT_S} s:\n{self.text}"
+            assert self._read(left), f"it ended without a prompt:\n{self.text}"
+        self.send(text)
+
     def expect(self, words: str) -> str:
         """What was written since the last keys, once ``words`` are in it."""
         deadline = time.monotonic() + LIMIT_S
@@ -79,6 +89,19 @@ class PseudoTerminal:
             assert left > 0, f"no {words!r} within {LIMIT_S} s in:\n{self.text}"
             assert self._read(left), f"it ended without {words!r}:\n{self.text}"
         return plain(self.raw[self._seen :])
+
+    def end_by(self, keys: str) -> int:
+        """Press ``keys`` at a prompt until it ends; the exit code.
+
+        A signal between the moment that a prompt is shown and the read behind it wakes nobody.
+        """
+        self.answer(keys)
+        deadline = time.monotonic() + LIMIT_S
+        while self._read(1.0):
+            assert time.monotonic() < deadline, f"it goes on:\n{self.text}"
+            if self.text.endswith(PROMPT):
+                self.send(keys)
+        return self.process.wait(LIMIT_S)
 
     def wait(self) -> int:
         """The exit code; what is still written is read."""

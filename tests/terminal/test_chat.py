@@ -48,34 +48,33 @@ def test_a_conversation(server, tmp_path):
     saved = tmp_path / "chat.json"
     with chat(server) as terminal:
         terminal.expect("Ctrl-D ends\n> ")
-        terminal.send(QUESTION + "\n")
+        terminal.answer(QUESTION + "\n")
         text = terminal.expect("tokens/s")
         assert answer_of(server) in text.replace("\n", "")
         assert "share" in text
         assert UNDERLINED in terminal.raw, "the second model's cue, for who sees no colour"
-        terminal.send("/threshold 2\n")
+        terminal.answer("/threshold 2\n")
         terminal.expect("must be 0 to 1")
-        terminal.send("/threshold 0\n")
+        terminal.answer("/threshold 0\n")
         terminal.expect("tau = 0 in this chat")
-        terminal.send("/clear\n")
+        terminal.answer("/clear\n")
         terminal.expect("a new conversation")
-        terminal.send(QUESTION + "\n")
+        terminal.answer(QUESTION + "\n")
         terminal.expect("tokens/s")
-        terminal.send("/router default\n")
+        terminal.answer("/router default\n")
         terminal.expect("tau = 0.06:")
-        terminal.send("/stats\n")
+        terminal.answer("/stats\n")
         terminal.expect("2 answers of this chat")
-        terminal.send("/sat\n")
+        terminal.answer("/sat\n")
         terminal.expect("no command /sat; /help")
-        terminal.send("/help\n")
+        terminal.answer("/help\n")
         terminal.expect("/save FILE")
-        terminal.send(f"/save {saved}\n")
+        terminal.answer(f"/save {saved}\n")
         terminal.expect("2 answers with their traces")
         # The arrow brings back what was typed before, as everywhere.
-        terminal.send("\x1b[A\n")
+        terminal.answer("\x1b[A\n")
         terminal.expect("is there already")
-        terminal.send(CTRL_D)
-        assert terminal.wait() == 0
+        assert terminal.end_by(CTRL_D) == 0
         assert "Traceback" not in terminal.text
     first, second = json.loads(saved.read_text())["answers"]
     assert first["router"] == {}
@@ -91,12 +90,12 @@ def test_a_conversation(server, tmp_path):
 def test_no_colour_is_plain(server):
     with chat(server, "--only", "small", NO_COLOR="1") as terminal:
         terminal.expect("> ")
-        terminal.send(QUESTION + "\n")
+        terminal.answer(QUESTION + "\n")
         terminal.expect("tokens/s")
         assert "small" in terminal.text
         for style in (BLUE, ORANGE, "\x1b[4m", UNDERLINED, "\x1b[2m"):
             assert style not in terminal.raw
-        terminal.send("/quit\n")
+        terminal.answer("/quit\n")
         assert terminal.wait() == 0
 
 
@@ -148,16 +147,14 @@ def endless():
 def test_ctrl_c_stops_an_answer_and_then_the_chat(endless):
     with PseudoTerminal(["chat", "--url", endless]) as terminal:
         terminal.expect("> ")
-        terminal.send("hello\n")
+        terminal.answer("hello\n")
         terminal.expect("word word word")
         terminal.send(CTRL_C)
         terminal.expect("stopped; Ctrl-C once more ends the chat")
         assert Endless.left.wait(10), "the server is left, so that it stops too"
-        terminal.send("fail\n")
+        terminal.answer("fail\n")
         terminal.expect("trserve: a model is lost")
-        terminal.expect("> ")  # before that it would stop the answer
-        terminal.send(CTRL_C)
-        assert terminal.wait() == 0
+        assert terminal.end_by(CTRL_C) == 0
         assert "Traceback" not in terminal.text
 
 
