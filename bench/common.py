@@ -13,12 +13,15 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 SCHEMA_VERSION: Final = 1
@@ -26,11 +29,17 @@ _PACKAGES: Final = ("torch", "transformers", "numpy", "trserve")
 _PATH_FLAGS: Final = (
     *("--json", "--plot", "--model", "--problems"),
     *("--vllm-python", "--llama-python"),
+    *("--dataset", "--trace-file", "--csv", "--markdown"),
 )
+_HIDDEN_FLAGS: Final = ("--url",)
+"""What names a host."""
 _FILE_WIDTH: Final = 160
 _ROOT: Final = Path(__file__).parent.parent
 
+_REFRESH_S: Final = 0.25
+
 Row = dict[str, Any]
+Item = TypeVar("Item")
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -104,6 +113,58 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
     (console if console.is_terminal else Console(width=_FILE_WIDTH)).print(table)
 
 
+class Bar:
+    """A line on standard error of how far a run is; nothing where that is no terminal.
+
+    It is drawn when told and at most every quarter of a second: no thread of it takes time from
+    what is measured.
+    """
+
+    def __init__(self, shown: Progress, title: str, total: float | None) -> None:
+        self._shown = shown
+        self._task = shown.add_task(title, total=total)
+        self._drawn_s = 0.0
+
+    def advance(self, by: float = 1, text: str | None = None) -> None:
+        """So much more is done; ``text`` takes the title's place."""
+        if self._shown.disable:
+            return
+        self._shown.update(self._task, advance=by, description=text)
+        now = time.monotonic()
+        if now - self._drawn_s >= _REFRESH_S:
+            self._drawn_s = now
+            self._shown.refresh()
+
+
+@contextmanager
+def progress(title: str, total: float | None = None) -> Iterator[Bar]:
+    """A bar that goes away at the end; without a ``total`` it only counts."""
+    console = Console(stderr=True)
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn()),
+        *(MofNCompleteColumn(), TimeElapsedColumn()),
+    )
+    shown = Progress(
+        *columns,
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with shown:
+        yield Bar(shown, title, total)
+
+
+def track(items: Iterable[Item], title: str) -> Iterator[Item]:
+    """``items``, with a bar of how many of them are done."""
+    listed = list(items)
+    with progress(title, len(listed)) as bar:
+        bar.advance(0)
+        for item in listed:
+            yield item
+            bar.advance()
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "–"
@@ -124,11 +185,15 @@ def _draw(path: Path, rows: Sequence[Row], plot: Callable[[Any, Sequence[Row]], 
 
 
 def _without_folders(arguments: Sequence[str]) -> list[str]:
-    """The arguments with files by their names alone."""
+    """The arguments with files by their names alone, and without hosts."""
     shown: list[str] = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
-        if shown and shown[-1] in _PATH_FLAGS:
+        if shown and shown[-1] in _HIDDEN_FLAGS:
+            argument = "..."
+        elif equals and flag in _HIDDEN_FLAGS:
+            argument = f"{flag}=..."
+        elif shown and shown[-1] in _PATH_FLAGS:
             argument = Path(argument).name
         elif equals and flag in _PATH_FLAGS:
             argument = f"{flag}={Path(value).name}"

@@ -8,9 +8,10 @@ byte, its end and its last bytes are kept. Knows no routes and no JSON.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, cast
+from typing import Final, Self, cast
 
 CONNECT_TIMEOUT_S: Final = 10.0
 _KEPT: Final = 4096
@@ -28,18 +29,26 @@ class HttpError(Exception):
 
 
 def encode(
-    method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+    host: str = "bench",
 ) -> bytes:
-    """The bytes of one request."""
+    """The bytes of one request; ``host`` is what its header says, which trserve does not read."""
     more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-    head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n{more}\r\n"
-    return head.encode() + body
+    head = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}{more}\r\n".encode() + body
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one exchange at a time; closing it amid an answer is leaving the server."""
+    """One connection, one exchange at a time; closing it amid an answer is leaving the server.
+
+    ``head`` is that of the last answer.
+    """
 
     def __init__(self) -> None:
+        self.head = b""
         self._transport: asyncio.WriteTransport | None = None
         self._waiter: asyncio.Future[bytes] | None = None
         self._buffer = b""
@@ -48,12 +57,17 @@ class Connection(asyncio.Protocol):
         self._status = 0
 
     @classmethod
-    async def open(cls, host: str, port: int) -> Connection:
-        """Connect; raises OSError or TimeoutError."""
+    async def open(cls, host: str, port: int, tls: ssl.SSLContext | None = None) -> Self:
+        """Connect, with ``tls`` if given; raises OSError or TimeoutError."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            _, made = await loop.create_connection(cls, host, port)
+            _, made = await loop.create_connection(cls, host, port, ssl=tls)
         return made
+
+    @property
+    def closed(self) -> bool:
+        """Whether another exchange is out of the question."""
+        return self._transport is None or self._transport.is_closing()
 
     async def exchange(self, data: bytes, timeout_s: float) -> bytes:
         """The body of the answer to ``data``; raises HttpError, or TimeoutError."""
@@ -109,6 +123,7 @@ class Connection(asyncio.Protocol):
         head, found, rest = self._buffer.partition(_HEAD_END)
         if not found:
             return False
+        self.head = head
         self._status = int(head[9:12])
         self._buffer = rest
         length = content_length(head)
