@@ -64,7 +64,7 @@ suite "golden reference" tests/golden \
   --ignore tests/golden/test_seeds.py
 suite "black box, a to k" tests/blackbox/test_[a-k]*.py
 suite "black box, l to z" tests/blackbox/test_[l-z]*.py
-suite "third-party clients and the web page" tests/clients tests/page
+suite "clients, page and documents" tests/clients tests/page tests/docs
 suite "emulated devices and benchmarks" tests/emulated tests/bench
 suite "killed workers" tests/faults/test_worker_kills.py
 suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py
