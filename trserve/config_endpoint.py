@@ -73,7 +73,7 @@ class EndpointConfig:
     )
     chat_template: str = option(
         "",
-        "A file with a chat template, or the text of one, in the place of the checkpoint's own.",
+        "A file with a chat template, or the text of one.  [default: the checkpoint's own]",
         metavar="FILE|TEXT",
     )
     reasoning_parser: str = option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -36,6 +37,20 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 def test_the_reference_is_what_the_code_says() -> None:
     assert GENERATED.read_text() == reference(), "run `python -m docs.make_reference`"
+
+
+def test_numbers_of_the_faq_are_those_of_the_result() -> None:
+    text = " ".join((ROOT / "docs" / "faq.md").read_text().split())
+    with (ROOT / "docs" / "results" / "pareto-1000.csv").open() as file:
+        rows = {(row["router"], row["parameter"]): row for row in csv.DictReader(file)}
+    taus = ("0.3", "0.15", "0.06", "0.02", "0.0003")
+    for key, name in [*((("r-stitch", tau), tau) for tau in taus), (("llm-alone", ""), "`small`")]:
+        share, right = (100 * float(rows[key][each]) for each in ("llm_share", "accuracy"))
+        shown = rf"\| {name}(?: alone)? \| {share:.1f}(?:\.0)? % \| {right:.1f} % \|"
+        assert re.search(shown.replace("100.0", "100"), text), shown
+    stored = [key for key, row in rows.items() if row["stored_default"] == "True"]
+    for key in [("llm-alone", ""), *stored]:
+        assert f"{float(rows[key]['tokens_per_s']):,.0f}" in text, key
 
 
 def test_there_is_one_picture() -> None:

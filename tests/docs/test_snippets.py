@@ -60,8 +60,8 @@ def test_no_block_is_new() -> None:
     listed = "\n".join(f"  {snippet.place} {snippet.kind}" for snippet in TOLD_APART)
     assert dict(found) == COUNTS, (
         "blocks were added, removed or are treated otherwise. Look at what becomes of yours: all "
-        "are tested (`slow` ones with TRSERVE_FULL=1) but `lint`, for what needs a GPU, containers, "
-        "a cluster, the network or a long time (```sh lint=REASON), and `text`, no code. Then "
+        "are tested (`slow` ones with TRSERVE_FULL=1) but `lint` (```sh lint=REASON), for what "
+        "needs a GPU, containers, a cluster, the network or a long time, and `text`, no code. Then "
         f"set COUNTS in tests/docs/test_snippets.py to {dict(found)}.\n{listed}"
     )
 
