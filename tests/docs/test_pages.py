@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from docs.make_reference import reference
 from tests.docs.pages import GENERATED, PAGES, ROOT, anchors, links
@@ -51,6 +52,13 @@ def test_numbers_of_the_faq_are_those_of_the_result() -> None:
     stored = [key for key, row in rows.items() if row["stored_default"] == "True"]
     for key in [("llm-alone", ""), *stored]:
         assert f"{float(rows[key]['tokens_per_s']):,.0f}" in text, key
+
+
+def test_every_alert_has_its_advice() -> None:
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+    names = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    rows = re.findall(r"^\| (`Trserve.*?) \|", (ROOT / "docs" / "operate.md").read_text(), re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(names)
 
 
 def test_there_is_one_picture() -> None:
