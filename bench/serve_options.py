@@ -259,6 +259,7 @@ def _check(args: argparse.Namespace) -> None:
         sys.exit("--request-rate: a trace has its own arrivals; --speed-up changes them")
     if args.arrivals == "constant" and args.burstiness != 1.0:
         sys.exit("--burstiness: constant arrivals have none")
+    _check_idle(args)
     for flag in ("burstiness", "timeout", "speed_up", "scale", "duration"):
         if getattr(args, flag) is not None and not getattr(args, flag) > 0:
             sys.exit(f"--{flag.replace('_', '-')}: must be above 0")
@@ -267,6 +268,24 @@ def _check(args: argparse.Namespace) -> None:
             sys.exit(f"--{flag.replace('_', '-')}: must be 1 or more")
     if not 0 <= args.length_spread < 1:
         sys.exit("--length-spread: must be from 0 to below 1")
+
+
+def _check_idle(args: argparse.Namespace) -> None:
+    """Refuse flags that would change nothing."""
+    drawn, recorded = args.trace is None and args.dataset is None, args.trace is not None
+    timed = args.request_rate is not None
+    for flag, given, used, reason in (
+        ("--input-len", args.input_len, drawn, "prompts have their own lengths"),
+        ("--output-len", args.output_len, not recorded, "a trace has its own; see --scale"),
+        ("--length-spread", args.length_spread, drawn, "prompts have their own lengths"),
+        ("--speed-up", args.speed_up != 1.0, recorded, "it is for --trace"),
+        ("--scale", args.scale != 1.0, recorded, "it is for --trace"),
+        ("--longest", args.longest, recorded, "it is for --trace"),
+        ("--burstiness", args.burstiness != 1.0, timed, "it is for --request-rate"),
+        ("--arrivals", args.arrivals != "poisson", timed, "it is for --request-rate"),
+    ):
+        if given and not used:
+            sys.exit(f"{flag}: {reason}")
 
 
 def _runs(args: argparse.Namespace) -> list[Run]:
