@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -123,7 +123,8 @@ class Bar:
     def __init__(self, shown: Progress, title: str, total: float | None) -> None:
         self._shown = shown
         self._task = shown.add_task(title, total=total)
-        self._drawn_s = 0.0
+        self._drawn_s = time.monotonic()
+        shown.refresh()
 
     def advance(self, by: float = 1, text: str | None = None) -> None:
         """So much more is done; ``text`` takes the title's place."""
@@ -149,6 +150,7 @@ def progress(title: str, total: float | None = None) -> Iterator[Bar]:
         console=console,
         auto_refresh=False,
         transient=True,
+        redirect_stdout=False,  # what is printed meanwhile stays where it belongs
         disable=not console.is_terminal,
     )
     with shown:
@@ -156,11 +158,9 @@ def progress(title: str, total: float | None = None) -> Iterator[Bar]:
 
 
 def track(items: Iterable[Item], title: str) -> Iterator[Item]:
-    """``items``, with a bar of how many of them are done."""
-    listed = list(items)
-    with progress(title, len(listed)) as bar:
-        bar.advance(0)
-        for item in listed:
+    """``items``, with a bar of how many of them are done; only one bar may be shown at a time."""
+    with progress(title, len(items) if isinstance(items, Sized) else None) as bar:
+        for item in items:
             yield item
             bar.advance()
 

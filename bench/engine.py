@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.checkpoints import gguf_beside
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from trserve import Engine
 from trserve.models.spec import read_spec
 
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[Row] = []
 
     def add(engine: str, found: Iterator[tuple[int, float]], weights: str = "bfloat16") -> None:
-        for count, tokens_per_s in found:
+        for count, tokens_per_s in track(found, f"{engine}, {weights}"):
             steps = tokens_per_s / count
             rows.append(
                 {

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from bench.common import Row, parser, print_table, report
+from bench.common import Row, parser, print_table, progress, report, track
 from bench.pareto_verdict import QUERY_LEVEL, verdict
 from bench.problem_files import WordProblem, read_problems
 from bench.query_level import scores
@@ -226,7 +226,10 @@ def measure(problems: Problems, args: argparse.Namespace) -> list[Outcome]:
     """All settings: both models alone first, R-Stitch, the trained routers, the query-level one."""
     outcomes: list[Outcome] = []
     own = args.file is None and args.models == EMBEDDED
-    likely_wrong = scores(cast(Sequence[Problem], problems), args.max_tokens) if own else None
+    likely_wrong: list[float] | None = None
+    if own:
+        with progress("a query-level router is trained"):
+            likely_wrong = scores(cast(Sequence[Problem], problems), args.max_tokens)
     for router in ("r-stitch", *args.routers):
         flags = ["--device", "cpu", "--router", router, "--models", args.models]
         with Server(flags) as server:
@@ -234,7 +237,9 @@ def measure(problems: Problems, args: argparse.Namespace) -> list[Outcome]:
             settings = trained(router, args.quick) if router in TRAINED else stitched(args.quick)
             if not outcomes:
                 settings = alone(server.models) + settings
-            outcomes += [run(server, each, problems, args.max_tokens) for each in settings]
+            outcomes += [
+                run(server, each, problems, args.max_tokens) for each in track(settings, router)
+            ]
     return outcomes + (by_query(outcomes[0], outcomes[1], likely_wrong) if likely_wrong else [])
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from trserve import Engine
 from trserve.models.spec import read_spec
 
@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         warm = [dice.randrange(vocab) for _ in range(args.prompt_tokens // 4)]
         for _ in range(2):
             ttft_ms(engine, warm)
-        rows = [{"row": str(at)} | measure(engine, prompt) for at, prompt in enumerate(prompts)]
+        asked = enumerate(track(prompts, "prompts"))
+        rows = [{"row": str(at)} | measure(engine, prompt) for at, prompt in asked]
     rows.append(medians(rows))
     report("prefix", args, rows, f"{args.model.name}, bfloat16, {args.threads} threads")
     ratio = rows[-1]["ratio"]

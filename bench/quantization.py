@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from trserve.models.loading import load_model
 from trserve.models.spec import read_spec
 from trserve.workers.kv_cache import KVCache
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokens = tokenizer.encode(TEXT.read_text()).ids[: args.tokens]
     exact = logits_of(args.model, tokens, torch.float32, int8=False)
     rows: list[Row] = []
-    for dtype, quantization in _PRECISIONS:
+    for dtype, quantization in track(_PRECISIONS, "precisions"):
         found = logits_of(args.model, tokens, getattr(torch, dtype), int8=quantization == "int8")
         named = {"dtype": dtype, "quantization": quantization, "tokens": len(tokens)}
         rows.append(named | compare(found, exact))

@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from bench.engine import read_bandwidth
 from bench.router_subjects import R2R_HIDDEN, Shape, routers, routing, step, write_network
 from trserve.demo import model_path
@@ -109,7 +109,7 @@ def of_model(
     spec = runner.decoder.spec
     forward = {batch: forward_us(runner, spec, batch, calls) for batch in BATCHES}
     shipped = part == "embedded"
-    for name, routed in routers(shape, folder, shipped=shipped):
+    for name, routed in track(routers(shape, folder, shipped=shipped), f"routers, {part}"):
         for batch in BATCHES:
             cost = route_us(routed, shape, batch, calls)
             share = cost / forward[batch]

@@ -35,7 +35,7 @@ from threading import Timer
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from bench.common import Row, parser, print_table, report
+from bench.common import Row, parser, print_table, progress, report
 from bench.soak_load import Load, make_request
 from bench.soak_paced import PacedLoad, make_visit
 
@@ -232,9 +232,11 @@ async def _watched(
                 pids[name] = processes(root).get(name, pid)
 
     running = asyncio.create_task(work)
-    while not running.done():
-        look()
-        await asyncio.wait([running], timeout=every_s)
+    with progress("under load; looks at its processes") as bar:
+        while not running.done():
+            look()
+            bar.advance()
+            await asyncio.wait([running], timeout=every_s)
     await running
     await _wait_idle(url)
     look()

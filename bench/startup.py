@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from tests.serverproc import Server
 
 HELP_RUNS = 7
@@ -36,7 +36,7 @@ def ready_s() -> float:
 def measure(name: str, once: Callable[[], float], runs: int) -> Row:
     """One row: the median of ``runs`` after a run that warms up, with the extremes."""
     once()
-    seconds = sorted(once() for _ in range(runs))
+    seconds = sorted(once() for _ in track(range(runs), name))
     return {
         "measure": name,
         "p50_s": statistics.median(seconds),

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import uvloop
 
 from bench.closed_loop import Until
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from bench.endpoint import MetricsProbe, NotAvailableError, cpu_seconds, launched
 from bench.prediction import missing_row, row_of, warmed
 from bench.std_official import ways_of
@@ -49,7 +49,7 @@ def run(
 ) -> list[Row]:
     """A row for each system and number of users."""
     rows = []
-    for system in systems:
+    for system in track(systems, "systems"):
         try:
             with running(system, setup) as up:
                 for count in counts:
@@ -70,7 +70,7 @@ def prove(setup: Setup, workload: Workload, counts: Sequence[int], *, quick: boo
     """
     rounds = QUICK_ROUNDS if quick else PROVE_ROUNDS
     rows = []
-    for model in setup.models:
+    for model in track(setup.models, "models"):
         with ExitStack() as stack:
             alone = launched([*setup.arguments([model]), "--router", "none"])
             both = launched([*setup.arguments(setup.models), "--router", "none"])

@@ -26,13 +26,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, product
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.doorbell import create_doorbell
 from trserve.ipc.layout import Layout
@@ -262,8 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = [("none", "greedy"), ("none", "sampled"), ("r-stitch", "greedy")]
     rows = [
         measure(router, batch, sampling, rounds)
-        for router, sampling in settings
-        for batch in BATCHES
+        for (router, sampling), batch in track([*product(settings, BATCHES)], "settings")
     ]
     report("step", args, rows, f"One step of zero-layer, one thread, {rounds} rounds")
 

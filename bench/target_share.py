@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from bench.endpoint import counts_of
 from tests.serverproc import Server, concurrently
 from trserve.demo.grammar import held_out
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure every setting and report."""
     args = parser("target_share", "Whether a share of tokens is kept.").parse_args(argv)
     settings = QUICK_SETTINGS if args.quick else SETTINGS
-    rows = [row for setting in settings for row in measure(*setting, REQUESTS)]
+    rows = [row for setting in track(settings, "settings") for row in measure(*setting, REQUESTS)]
     report("target_share", args, rows, f"target_share, {CONCURRENCY} requests at once")
 
 
