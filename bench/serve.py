@@ -21,15 +21,17 @@ from bench.common import Bar, Row, progress, report
 from bench.endpoint import NotAvailableError, launched
 from bench.gateway_client import raise_file_limit
 from bench.http_client import HttpError
+from bench.serve_flags import arguments
 from bench.serve_load import Load, closed_loop, open_loop
 from bench.serve_metrics import Sample, row_of, sample_of
-from bench.serve_options import Plan, Run, arguments, plan_of, target_of
 from bench.serve_output import plot, short, write_csv, write_markdown
+from bench.serve_plan import Plan, Run, plan_of, target_of
 from bench.serve_stream import Answer
 from bench.serve_target import Target
 from bench.serve_watch import Watch, warnings
 
 WARM_USERS: Final = 8
+INTERRUPTED: Final = 130
 _SHARES: Final = ("r2r", "citer", "co-llm", "confidence", "random")
 """Routers whose p is the large model's share: each visit to it is one token."""
 
@@ -39,9 +41,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(argv)
     plan = plan_of(args)
     raise_file_limit()
-    with _url(args.url, args.launch) as url:
-        target = target_of(args, plan, url)
-        rows, samples = uvloop.run(_measure(plan, target))
+    target = target_of(args, plan)
+    try:
+        with _started(target, args.launch) as up:
+            rows, samples = uvloop.run(_measure(plan, up))
+    except KeyboardInterrupt:
+        print("interrupted: nothing is reported", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     title = f"{plan.workload}, {target.endpoint}; times in ms"
     report("serve", args, rows, title, partial(plot, samples=samples), short)
     if args.csv is not None:
@@ -52,15 +58,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def _url(url: str | None, launch: str | None) -> Iterator[str]:
-    """The address of what is measured, which is started if need be."""
+def _started(target: Target, launch: str | None) -> Iterator[Target]:
+    """The target; with ``launch`` it is started, and is where it then listens."""
     if launch is None:
-        assert url is not None
-        yield url
+        yield target
         return
     try:
-        with launched(shlex.split(launch)) as address:
-            yield f"http://{address.host}:{address.port}"
+        arguments = shlex.split(launch)
+    except ValueError as error:
+        sys.exit(f"--launch {launch}: {error}")
+    try:
+        with launched(arguments) as address:
+            yield replace(target, host=address.host, port=address.port)
     except NotAvailableError as error:
         sys.exit(f"--launch: {error}")
 
@@ -145,6 +154,8 @@ async def _run(plan: Plan, target: Target, run: Run, number: int) -> tuple[Row, 
     # From outside nobody knows the models' latencies.
     row["predicted_tokens_per_s"] = None
     row["warnings"] = warnings(row, capped=run.users is not None)
+    if load.hopeless:
+        row["warnings"].append(f"none of {len(load.answers)} requests was answered: given up")
     return row, [sample_of(answer) for answer in load.answers if answer.error is None]
 
 

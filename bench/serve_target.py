@@ -40,7 +40,8 @@ class Target:
     Attributes:
         base: what stands before ``/chat/completions``, as ``/v1``.
         key: sent as a bearer token; None sends none.
-        extra: members of every request's body, over those that are set here.
+        extra: members of every request's body, over those that are set here; None leaves one out.
+        every_usage: have the usage in every event.
     """
 
     host: str
@@ -76,7 +77,8 @@ class Target:
         made |= {limit: ask.max_tokens, "temperature": 0}
         if ask.ignore_eos:
             made["ignore_eos"] = True
-        return {**made, **self.extra}
+        made |= self.extra
+        return {name: value for name, value in made.items() if value is not None}
 
     async def first_model(self) -> str:
         """The first that ``/v1/models`` lists; SystemExit where there is none."""

@@ -3,12 +3,16 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 
 from bench.endpoint import launched
 from bench.serve import main
 from bench.serve_checks import read_assertion, read_limits
-from bench.serve_options import arguments, number_names, plan_of
+from bench.serve_flags import arguments
+from bench.serve_metrics import Sample
+from bench.serve_output import plot
+from bench.serve_plan import number_names, plan_of, target_of
 
 NAMES = ("p99_itl_ms", "failed", "tokens_per_s")
 
@@ -78,11 +82,59 @@ def test_limits():
         ("--url http://h --assert p99_ttf_ms<1", "did you mean p99_ttft_ms"),
         ("--url http://h --assert goodput_per_s>1", "give --goodput"),
         ("--url http://h --dataset /nonexistent", "cannot be read"),
+        ("--url http://h --csv /nonexistent/a.csv", "no such folder"),
+        ("--url h:80", "write http://HOST"),
+        ("--launch x --extra-body []", "expected an object"),
+        ("--launch x --extra-body {", "no JSON"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_anything_is_sent(flags, said):
+    args = arguments(flags.split())
     with pytest.raises(SystemExit, match=said):
-        plan_of(arguments(flags.split()))
+        target_of(args, plan_of(args))
+
+
+def test_a_picture_needs_matplotlib_before_anything_is_sent(monkeypatch):
+    monkeypatch.setattr("bench.serve_plan.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="--plot needs matplotlib"):
+        plan_of(arguments(["--url", "http://h", "--plot", "a.png"]))
+
+
+class Axes:
+    """Keeps what is drawn."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def step(self, xs, ys, label, **options):
+        self.drawn.append((label, list(xs), list(ys)))
+
+    def plot(self, xs, ys, style):
+        self.drawn.append((style, xs, ys))
+
+    def annotate(self, text, place):
+        self.drawn.append((text, place))
+
+    def set(self, **options):
+        pass
+
+    def legend(self):
+        pass
+
+
+def test_pictures():
+    empty = np.array([])
+    samples = [Sample(1, ttft, ttft, None, empty, empty) for ttft in (30.0, 10.0)]
+    axes = Axes()
+    plot(axes, [{}], samples)
+    curve = [10, 30], [0.5, 1]
+    assert axes.drawn == [("TTFT", *curve), ("E2E", *curve)]
+    axes = Axes()
+    points = ((1, 50.0, 50.0), (4, 40.0, 160.0))
+    names = ("concurrency", "per_user_tokens_per_s", "tokens_per_s")
+    rows = [dict(zip(names, point, strict=True)) for point in points]
+    plot(axes, [{**row, "request_rate": None, "workload": "random"} for row in rows], [])
+    assert axes.drawn == [("o-", [50, 40], [50, 160]), ("1", (50, 50)), ("4", (40, 160))]
 
 
 def test_runs():

@@ -203,12 +203,15 @@ def test_what_is_sent():
     assert body["prompt"] == [20, 21] and body["max_tokens"] == 3 and body["ignore_eos"] is True
     assert body["stream_options"] == {"include_usage": True} and body["model"] == "m"
     one, other = (
-        asked(whole, ask=Ask(ids, 3, False), endpoint=CHAT, extra={"n": 1})[1][0]
+        asked(whole, ask=Ask(ids, 3, False), endpoint=CHAT, extra={"n": 1, "temperature": None})[1][
+            0
+        ]
         for ids in ([20, 21, 22], [20, 21, 30])
     )
     assert one[0].startswith(b"POST /v1/chat/completions ") and "ignore_eos" not in one[1]
     words, others = (each[1]["messages"][0]["content"].split() for each in (one, other))
     assert words[:2] == others[:2] and words[2] != others[2] and one[1]["n"] == 1
+    assert "temperature" not in one[1] and body["temperature"] == 0
 
 
 def test_addresses_and_keys(monkeypatch):

@@ -1,4 +1,4 @@
-"""The flags of ``bench.serve``, and what they make: a plan of runs that is checked as a whole.
+"""What the flags of ``bench.serve`` make: a plan of runs, which is checked as a whole.
 
 Nothing is sent before all flags are known to fit. Runs nothing.
 """
@@ -12,33 +12,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
-from bench.common import parser
 from bench.serve_asks import Ask, Prompt, random_asks, read_dataset
 from bench.serve_checks import Assertion, read_assertion, read_limits
+from bench.serve_flags import DEFAULT_INPUT, DEFAULT_OUTPUT
 from bench.serve_load import arrivals
 from bench.serve_metrics import LIMITED, metric_names
 from bench.serve_target import CHAT, COMPLETIONS, Target, read_key, read_url
-from bench.serve_traces import KINDS, Trace, read_trace
+from bench.serve_traces import Trace, read_trace
 
 DEFAULT_PROMPTS: Final = 100
 QUICK_PROMPTS: Final = 16
-DEFAULT_INPUT: Final = 128
-DEFAULT_OUTPUT: Final = 64
 CLIENT_NUMBERS: Final = ("client_cpu_share", "client_lag_p50_ms", "client_lag_p99_ms")
 _RANDOM, _TRACE = "random", "trace"
-
-DESCRIPTION: Final = """\
-Load on any OpenAI-compatible endpoint, measured from the client.
-
-TTFT: from sending a request to its first event with text. ITL: the time between two such events,
-of all answers together; itl_token shares it among the tokens of an event. E2E: from sending to the
-last event of the answer. TPOT: (E2E - TTFT) / (n - 1) for an answer of n tokens, as the server
-counts them. Goodput: answers a second that keep to every limit. A failed answer, one whose stream
-holds an error or ends without [DONE] included, is in no latency; if any failed, the exit code is
-1, unless an assertion is about failed or failed_share."""
+_YET_TO_START: Final = "http://127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -117,104 +105,6 @@ class Plan:
         return itertools.islice(made, args.warm_up)
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the flags."""
-    made = parser("serve", DESCRIPTION)
-    made.formatter_class = argparse.RawDescriptionHelpFormatter
-    _add_target(made.add_argument_group("what is measured"))
-    _add_load(made.add_argument_group("load"))
-    _add_workload(made.add_argument_group("what is asked"))
-    _add_output(made.add_argument_group("what is made of it"))
-    return made.parse_args(argv)
-
-
-def _add_target(group: Any) -> None:
-    group.add_argument("--url", help="of a running endpoint, as http://127.0.0.1:8000")
-    group.add_argument(
-        "--launch", metavar="ARGS", help='start `trserve launch ARGS`, as --launch="--models 1b,8b"'
-    )
-    group.add_argument("--model", help="its name [default: the first of /v1/models]")
-    group.add_argument(
-        "--endpoint", choices=(CHAT, COMPLETIONS), help="[default: what fits the prompts]"
-    )
-    group.add_argument(
-        "--key-env", default="OPENAI_API_KEY", metavar="NAME", help="variable that holds the key"
-    )
-    group.add_argument("--extra-body", metavar="JSON", help="members for every request's body")
-    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for an answer")
-    group.add_argument("--label", help="the row's system [default: trserve, or endpoint]")
-    group.add_argument(
-        "--count-tokens",
-        action="store_true",
-        help="ask for the usage in every event, so that itl_token is exact",
-    )
-
-
-def _add_load(group: Any) -> None:
-    group.add_argument(
-        "--concurrency",
-        metavar="N,N",
-        help="closed loop: so many users, a row each [default: 1]; with arrivals: at most so many",
-    )
-    group.add_argument(
-        "--request-rate", metavar="R,R", help="open loop: requests a second, a row for each"
-    )
-    group.add_argument("--arrivals", choices=("poisson", "constant"), default="poisson")
-    group.add_argument(
-        "--burstiness",
-        type=float,
-        default=1.0,
-        help="shape of the Gamma distribution of gaps: below 1 they come in bursts [default: 1]",
-    )
-    group.add_argument("--num-prompts", type=int, metavar="N", help="requests of a row")
-    group.add_argument("--duration", type=float, metavar="S", help="no new requests after that")
-    group.add_argument("--warm-up", type=int, default=0, metavar="N", help="uncounted requests")
-    group.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
-
-
-def _add_workload(group: Any) -> None:
-    group.add_argument("--input-len", type=int, metavar="TOKENS", help=f"[{DEFAULT_INPUT}]")
-    group.add_argument("--output-len", type=int, metavar="TOKENS", help=f"[{DEFAULT_OUTPUT}]")
-    group.add_argument(
-        "--length-spread", type=float, default=0.0, metavar="SHARE", help="0.5: half to 1.5 times"
-    )
-    group.add_argument(
-        "--dataset",
-        type=Path,
-        metavar="FILE",
-        help="ShareGPT JSON (an answer's length is its letters / 4), or JSON lines with prompt, "
-        "messages or question, and output_len",
-    )
-    group.add_argument("--trace", choices=KINDS, help="replay recorded traffic")
-    group.add_argument("--trace-file", type=Path, metavar="FILE")
-    group.add_argument("--speed-up", type=float, default=1.0, help="factor on recorded arrivals")
-    group.add_argument("--scale", type=float, default=1.0, help="factor on recorded lengths")
-    group.add_argument(
-        "--longest", type=int, metavar="TOKENS", help="leave longer recorded requests out"
-    )
-    group.add_argument(
-        "--ignore-eos",
-        action=argparse.BooleanOptionalAction,
-        help="answers of exactly their length [default: where that is known]",
-    )
-
-
-def _add_output(group: Any) -> None:
-    group.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there")
-    group.add_argument("--markdown", type=Path, metavar="FILE", help="write a table there")
-    group.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help=f"of {', '.join(LIMITED)}"
-    )
-    group.add_argument(
-        "--assert",
-        dest="assertions",
-        action="append",
-        default=[],
-        metavar="EXPR",
-        help='as "p99_itl_ms<50", of every row; may be repeated; exit code 1 if one does not hold',
-    )
-
-
 def plan_of(args: argparse.Namespace) -> Plan:
     """Check everything that can be checked before a request is sent; SystemExit says what not."""
     _check(args)
@@ -260,6 +150,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.arrivals == "constant" and args.burstiness != 1.0:
         sys.exit("--burstiness: constant arrivals have none")
     _check_idle(args)
+    for flag in ("json", "csv", "markdown", "plot"):
+        if (file := getattr(args, flag)) is not None and not file.parent.is_dir():
+            sys.exit(f"--{flag} {file.name}: there is no such folder to write it to")
     for flag in ("burstiness", "timeout", "speed_up", "scale", "duration"):
         if getattr(args, flag) is not None and not getattr(args, flag) > 0:
             sys.exit(f"--{flag.replace('_', '-')}: must be above 0")
@@ -317,14 +210,17 @@ def number_names() -> list[str]:
     return [*metric_names(), *CLIENT_NUMBERS, "concurrency", "request_rate", "p"]
 
 
-def target_of(args: argparse.Namespace, plan: Plan, url: str) -> Target:
-    """The endpoint; without ``--endpoint`` chat where prompts are text or messages."""
+def target_of(args: argparse.Namespace, plan: Plan) -> Target:
+    """The endpoint, of a server yet to be launched without its place; SystemExit as elsewhere.
+
+    Without ``--endpoint`` it is chat where prompts are text or messages.
+    """
     first = plan.first_prompt
     messages = isinstance(first, list) and isinstance(first[0], dict)
     endpoint = args.endpoint or (CHAT if messages or isinstance(first, str) else COMPLETIONS)
     if endpoint == COMPLETIONS and messages:
         sys.exit("--endpoint completions: these prompts are messages; they need chat")
-    host, port, base, tls = read_url(url)
+    host, port, base, tls = read_url(args.url or _YET_TO_START)
     key, extra = read_key(args.key_env), _extra(args.extra_body)
     return Target(host, port, base, tls, args.model, endpoint, key, extra, args.count_tokens)
 
