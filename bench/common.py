@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ _FILE_WIDTH: Final = 160
 _ROOT: Final = Path(__file__).parent.parent
 
 _REFRESH_S: Final = 0.25
+_SHOWN: Final = threading.Lock()
+"""Held by the bar that is shown."""
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -139,8 +142,12 @@ class Bar:
 
 @contextmanager
 def progress(title: str, total: float | None = None) -> Iterator[Bar]:
-    """A bar that goes away at the end; without a ``total`` it only counts."""
+    """A bar that goes away at the end; without a ``total`` it only counts.
+
+    Within another one nothing is shown.
+    """
     console = Console(stderr=True)
+    first = _SHOWN.acquire(blocking=False)
     columns = (
         *(TextColumn("{task.description}"), BarColumn()),
         *(MofNCompleteColumn(), TimeElapsedColumn()),
@@ -151,14 +158,18 @@ def progress(title: str, total: float | None = None) -> Iterator[Bar]:
         auto_refresh=False,
         transient=True,
         redirect_stdout=False,  # what is printed meanwhile stays where it belongs
-        disable=not console.is_terminal,
+        disable=not (first and console.is_terminal),
     )
-    with shown:
-        yield Bar(shown, title, total)
+    try:
+        with shown:
+            yield Bar(shown, title, total)
+    finally:
+        if first:
+            _SHOWN.release()
 
 
 def track(items: Iterable[Item], title: str) -> Iterator[Item]:
-    """``items``, with a bar of how many of them are done; only one bar may be shown at a time."""
+    """``items``, with a bar of how many of them are done."""
     with progress(title, len(items) if isinstance(items, Sized) else None) as bar:
         for item in items:
             yield item

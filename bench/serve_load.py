@@ -151,6 +151,7 @@ async def open_loop(
                 room.release()
 
     ready = _Ahead(load.target, asks)
+    await ready.make_until(math.inf)
     begin = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         while (following := ready.take()) is not None:
@@ -172,8 +173,6 @@ class _Ahead:
         self._target = target
         self._asks = iter(asks)
         self._made: deque[tuple[float, Ask, bytes]] = deque()
-        while len(self._made) < AHEAD and self._make():
-            pass
 
     def take(self) -> tuple[float, Ask, bytes] | None:
         """The next one with its time; None at the end."""

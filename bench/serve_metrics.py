@@ -9,6 +9,7 @@ second that keep to every limit. Failed answers are in no latency. Knows no clie
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -121,10 +122,17 @@ def _throughput(whole: Sequence[Answer], samples: Sequence[Sample], seconds: flo
         "total_tokens_per_s": (written + read) / seconds,
         "per_user_tokens_per_s": written / busy_s if busy_s else None,
         "mean_concurrency": busy_s / seconds,
+        "peak_concurrency": _most_at_once(whole),
         "tokens": written,
         "input_tokens": read,
         "cached_tokens": sum(_cached_tokens(answer) for answer in whole),
     }
+
+
+def _most_at_once(whole: Sequence[Answer]) -> int:
+    """How many answers were under way together; one that ends frees its place before another."""
+    edges = [(answer.sent_s, 1) for answer in whole] + [(each.ended_s, -1) for each in whole]
+    return max(itertools.accumulate(step for _, step in sorted(edges)), default=0)
 
 
 def _input_tokens(answer: Answer) -> int:

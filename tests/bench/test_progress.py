@@ -25,6 +25,15 @@ def test_without_a_known_end_it_only_counts(terminal, capsys):
     assert "7 failed" in shown.err and "2/?" in shown.err and shown.out == "a result\n"
 
 
+def test_of_two_bars_the_outer_one_is_shown(terminal, capsys):
+    for _ in track("ab", "outer"):
+        assert list(track("xyz", "inner")) == ["x", "y", "z"]
+    shown = capsys.readouterr().err
+    assert "outer" in shown and "inner" not in shown
+    assert list(track("xyz", "inner")) == ["x", "y", "z"]
+    assert "inner" in capsys.readouterr().err
+
+
 def test_elsewhere_nothing_is_shown(monkeypatch, capsys):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     assert list(track(iter("ab"), "settings")) == ["a", "b"]

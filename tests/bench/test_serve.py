@@ -183,7 +183,8 @@ def test_an_emulated_server_under_both_loops(url, tmp_path, capsys):
         assert sum(row["models"].values()) == 48 and row["goodput_share"] == 1
         # No step is shorter than the small model's, whatever the machine does.
         assert row["mean_tpot_ms"] >= 5.9 and row["p50_ttft_ms"] >= 5.9
-        assert row["mean_itl_token_ms"] == pytest.approx(row["mean_tpot_ms"], rel=0.1)
+        # Alike, but for first events that bring several tokens.
+        assert 0.5 < row["mean_itl_token_ms"] / row["mean_tpot_ms"] < 3
     wanted = {"algorithm", "workload", "system", "concurrency", "batch_threshold", "tokens_per_s"}
     wanted |= {"predicted_tokens_per_s", "per_user_tokens_per_s", "ttft_ms", "latency_s", "p"}
     assert wanted <= set(rows[0])

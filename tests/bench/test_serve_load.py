@@ -192,8 +192,8 @@ def test_an_open_loop_sends_at_its_times_however_many_are_open():
     free, held = run(None), run(1)
     assert free["completed"] == held["completed"] == 4
     # One after the other the last waits for three, each of 0.3 s; else for nobody.
-    assert held["p99_late_ms"] > 500 and held["seconds"] > 1.2
-    assert free["p99_late_ms"] < held["p99_late_ms"] / 2 and free["seconds"] > 0.45
+    assert held["p99_late_ms"] > 500 and held["seconds"] > 1.1
+    assert free["p99_late_ms"] < held["p99_late_ms"] / 2 and free["seconds"] > 0.4
 
 
 def test_what_is_sent():

@@ -46,9 +46,16 @@ def test_throughput_counts_from_the_first_request_to_the_last_answer():
     assert row["total_tokens_per_s"] == pytest.approx(54 / 4)
     assert row["requests_per_s"] == pytest.approx(0.5)
     assert row["per_user_tokens_per_s"] == pytest.approx(40 / 4)  # 0.5 s and 3.5 s
+    assert row["peak_concurrency"] == 1 and row["mean_concurrency"] == pytest.approx(1)
     assert row["latency_s"] == pytest.approx(2) and row["p99_late_ms"] == pytest.approx(595)
     assert row["p50_ttft_ms"] == row["ttft_ms"] == pytest.approx(300)
     assert row["p90_ttft_ms"] == pytest.approx(460)
+
+
+def test_the_most_at_once():
+    spans = ((10.0, 12.0), (10.5, 11.0), (11.0, 13.0))
+    row = row_of([answer([end], end, 1, sent_s=begin) for begin, end in spans])
+    assert row["peak_concurrency"] == 2 and row["mean_concurrency"] == pytest.approx(1.5)
 
 
 def test_failed_answers_are_counted_and_are_in_no_latency():
