@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,13 +211,18 @@ def _who_counted(whole: Sequence[Answer]) -> str | None:
     return "usage" if all(answer.usage for answer in whole) else "events"
 
 
-def _sending(answers: Sequence[Answer]) -> dict[str, Any]:
-    """How late requests left, and how many a second did."""
-    if not answers:
-        return {"p50_late_ms": None, "p99_late_ms": None, "sent_per_s": None}
+def _sending(answers: Sequence[Answer]) -> Row:
+    """How late requests left, how many a second did, and how many should have."""
     late = [1e3 * (answer.sent_s - answer.due_s) for answer in answers]
-    p50, p99 = np.percentile(late, (50, 99)).clip(0)
-    sent = [answer.sent_s for answer in answers]
-    took_s = max(sent) - min(sent)
-    rate = (len(sent) - 1) / took_s if took_s else None
-    return {"p50_late_ms": float(p50), "p99_late_ms": float(p99), "sent_per_s": rate}
+    p50, p99 = np.percentile(late, (50, 99)).clip(0).tolist() if late else (None, None)
+    return {
+        "p50_late_ms": p50,
+        "p99_late_ms": p99,
+        "sent_per_s": _rate([answer.sent_s for answer in answers]),
+        "scheduled_per_s": _rate([answer.due_s for answer in answers]),
+    }
+
+
+def _rate(times_s: Sequence[float]) -> float | None:
+    took_s = max(times_s, default=0.0) - min(times_s, default=0.0)
+    return (len(times_s) - 1) / took_s if took_s else None

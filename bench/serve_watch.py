@@ -57,7 +57,7 @@ class Watch:
 def warnings(row: Row, capped: bool) -> list[str]:
     """What of ``row`` the client may have made, a sentence each; ``capped``: it held arrivals back.
 
-    Reads ``client_*``, TTFT and ITL, ``p99_late_ms``, ``request_rate`` and ``sent_per_s``.
+    Reads ``client_*``, TTFT and ITL, ``p99_late_ms``, ``scheduled_per_s`` and ``sent_per_s``.
     """
     found = [_busy(row), _late_reader(row), _late_sender(row, capped), _slow_sender(row)]
     return [each for each in found if each]
@@ -99,7 +99,7 @@ def _late_sender(row: Row, capped: bool) -> str | None:
 
 
 def _slow_sender(row: Row) -> str | None:
-    asked, sent = row["request_rate"], row["sent_per_s"]
-    if not asked or not sent or sent >= RATE_SHARE * asked:
+    due, sent = row["scheduled_per_s"], row["sent_per_s"]
+    if not due or not sent or sent >= RATE_SHARE * due:
         return None
-    return f"{sent:.3g} requests/s were sent, {asked:.3g} were wanted"
+    return f"{sent:.3g} requests/s were sent, {due:.3g} were due"

@@ -52,6 +52,16 @@ def test_throughput_counts_from_the_first_request_to_the_last_answer():
     assert row["p90_ttft_ms"] == pytest.approx(460)
 
 
+def test_rates_are_of_what_was_due_and_of_what_was_sent():
+    def sent(due_s, sent_s):
+        return Answer(due_s, sent_s, None, [sent_s + 1], [], sent_s + 1, done=True)
+
+    row = row_of([sent(10.0, 10.0), sent(10.5, 11.0), sent(11.0, 12.0)])
+    assert row["scheduled_per_s"] == pytest.approx(2) and row["sent_per_s"] == pytest.approx(1)
+    assert row["p50_late_ms"] == pytest.approx(500) and row["p99_late_ms"] == pytest.approx(990)
+    assert row_of([sent(10.0, 10.0)])["sent_per_s"] is None
+
+
 def test_the_most_at_once():
     spans = ((10.0, 12.0), (10.5, 11.0), (11.0, 13.0))
     row = row_of([answer([end], end, 1, sent_s=begin) for begin, end in spans])
@@ -101,7 +111,7 @@ def test_names_are_those_of_the_numbers_in_a_row():
 def warned(**changed):
     row = {"client_cpu_share": 0.1, "client_lag_p50_ms": 0.1, "client_lag_p99_ms": 1.0}
     row |= {"p50_ttft_ms": 50.0, "p99_ttft_ms": 90.0, "p50_itl_ms": 5.0, "p99_itl_ms": 9.0}
-    row |= {"p99_late_ms": 0.5, "request_rate": 10.0, "sent_per_s": 10.1}
+    row |= {"p99_late_ms": 0.5, "scheduled_per_s": 10.0, "sent_per_s": 9.9}
     return " ".join(warnings(row | changed, capped=changed.pop("capped", False)))
 
 
@@ -116,5 +126,6 @@ def test_a_client_that_explains_the_numbers_is_warned_of():
 
 def test_arrivals_that_fall_behind_are_warned_of():
     assert "the client is too slow" in warned(p99_late_ms=40.0)
-    assert "9 requests/s were sent, 10 were wanted" in warned(sent_per_s=9.0)
-    assert warned(request_rate=None, sent_per_s=9.0) == ""
+    assert "they wait for --concurrency" in warned(p99_late_ms=40.0, capped=True)
+    assert "9 requests/s were sent, 10 were due" in warned(sent_per_s=9.0)
+    assert warned(scheduled_per_s=None, sent_per_s=None) == ""
