@@ -59,7 +59,8 @@ class EventConnection(Connection):
             super()._follow(data)
             return
         now = time.perf_counter()
-        self._chunked = b"transfer-encoding: chunked" in self.head.lower()
+        if not data:  # the head is there, maybe with the beginning of the body
+            self._chunked = b"transfer-encoding: chunked" in self.head.lower()
         self._buffer += data
         if self._chunked:
             self._take_chunks(now)
