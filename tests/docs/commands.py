@@ -64,7 +64,7 @@ def wrong(words: Sequence[str], *, complete: bool) -> str | None:
     One that is not ``complete`` is only named in a text: flags may lack their values, and a word
     in capitals stands for something.
     """
-    program = "/".join(words[0].split("/")[-1:]) if words else ""
+    program = words[0].rpartition("/")[2] if words else ""
     if program == "trserve":
         return _trserve(list(words[1:]), complete)
     if program in ("python", "python3") and words[1:2] == ["-m"] and len(words) > 2:

@@ -18,12 +18,13 @@ URL = "DOCS_URL"
 
 
 def _launch(arguments: list[str]) -> None:
-    with Server([*arguments, "--port", "0"], env=_without_settings()) as running:
+    with Server([*arguments, "--port", "0"], env=_settings()) as running:
         code = running.stop()
     sys.exit(code)
 
 
-def _without_settings() -> dict[str, str]:
+def _settings() -> dict[str, str]:
+    """The variables that a snippet set; the tests' own are gone by now."""
     return {name: value for name, value in os.environ.items() if name.startswith("TRSERVE_")}
 
 
