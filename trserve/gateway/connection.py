@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trserve.errors import RequestError
+from trserve.gateway.one_piece import OnePiece
 from trserve.gateway.responses import error_body
 
 if TYPE_CHECKING:
@@ -143,6 +144,9 @@ class Connection(HttpToolsProtocol):
             self._head_timer = None
         if not self.transport.is_closing():
             super().on_headers_complete()
+            # The response to HEAD has a length and no body.
+            if self.cycle is not None and self.scope["method"] != "HEAD":
+                self.cycle.transport = OnePiece(self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -88,6 +88,7 @@ class Generation:
         self._cached_tokens = 0
         self._degraded = degraded
         self._meter = meter
+        self._usage: dict[str, Any] | None = None
         self.slot = slot
         self.begun = False
         self.ended = False
@@ -233,10 +234,12 @@ class Generation:
             baton = again
 
     def usage(self) -> dict[str, Any]:
-        """The usage so far, as the response carries it."""
+        """The usage so far, as the response carries it; after the end the same for all who ask."""
+        if self._usage is not None:
+            return self._usage
         counts = self._answer.counts
         total = self._answer.num_tokens
-        return usage_dict(
+        usage = usage_dict(
             self._prompt_tokens,
             total,
             {
@@ -249,3 +252,6 @@ class Generation:
             },
             self._cached_tokens,
         )
+        if self.ended:
+            self._usage = usage
+        return usage
