@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 import uvloop
 
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from bench.endpoint import Address, launched
 from bench.gateway_client import Client, connect_all, raise_file_limit
 from bench.http_client import encode
@@ -246,8 +246,7 @@ async def _measure(args: argparse.Namespace) -> list[Row]:
     seconds = 2.0 if args.quick else args.seconds
     rows = [
         await measure_streams(streams, seconds, paced=paced)
-        for streams in args.streams
-        for paced in (False, True)
+        for streams, paced in track([*product(args.streams, (False, True))], "streams")
         if args.only in (None, "streams")
     ]
     if args.only in (None, "connections"):

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from bench.common import Row
+from bench.common import Row, track
 from bench.handoff_stamps import (
     StampedConsumer,
     StampedProducer,
@@ -278,7 +278,7 @@ def _stages(sent: tuple[int, int, int], taken: tuple[int, int, int, int]) -> dic
 
 def full_handoffs(handoffs: int, segments: int) -> Iterator[Row]:
     """Rows of the second table, for batches of 1 and 16 and every placement."""
-    for batch, placement in itertools.product((1, 16), placements()):
+    for batch, placement in track([*itertools.product((1, 16), placements())], "whole"):
         setting = Setting(batch, placement)
         world = World(setting)
         for _ in range(segments):

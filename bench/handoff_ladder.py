@@ -31,7 +31,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from bench.common import Row
+from bench.common import Row, track
 from bench.handoff_http import measure_http
 from bench.placement import Placement, placements
 from trserve.ipc.baton import LENGTH_SHIFT, Finish, SlotState, pack
@@ -321,7 +321,7 @@ def ladder(handoffs: int) -> list[Row]:
         found.append(("mp-queue", Placement.ANY, partial(QueueEnd, queues)))
         rows = [
             _row(path, placement, _ping_pong(create, handoffs, placement))
-            for path, placement, create in found
+            for path, placement, create in track(found, "paths")
         ]
     return [*rows, _row("http", Placement.ANY, measure_http(WARM_UP, handoffs))]
 

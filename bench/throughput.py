@@ -30,7 +30,7 @@ from typing import Final
 import uvloop
 
 from bench import throughput_sweep, throughput_timeline
-from bench.common import Row, parser, report
+from bench.common import Row, parser, report, track
 from bench.endpoint import NotAvailableError
 from bench.prediction import best, latencies, missing_row, row_of, system_at, warmed
 from bench.std_official import OFFICIAL, R2R
@@ -63,7 +63,7 @@ def measure_cell(
 ) -> list[Row]:
     """A row for each system and number of users."""
     rows: list[Row] = []
-    for system in systems:
+    for system in track(systems, workload.name):
         try:
             rows += _system(system, setup, workload, args)
         except NotAvailableError as error:

@@ -33,7 +33,7 @@ from typing import Final
 import uvloop
 
 from bench.closed_loop import Until, Window
-from bench.common import Row, print_table
+from bench.common import Row, print_table, track
 from bench.endpoint import NotAvailableError
 from bench.prediction import best, latencies, predicted, row_of, system_at, warmed
 from bench.systems import STANDARD, Running, Setup, Vector, running
@@ -72,7 +72,7 @@ def reproduce(parts: Sequence[str], *, quick: bool) -> tuple[list[Row], bool]:
     """
     rows: list[Row] = []
     verdicts: list[Verdict] = []
-    for part, run in _PARTS.items():
+    for part, run in track(_PARTS.items(), "parts"):
         if not any(number in parts for number in part):
             continue
         try:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import uvloop
 
 from bench.closed_loop import Until
-from bench.common import Row
+from bench.common import Row, track
 from bench.prediction import best, latencies, row_of, system_at, warmed
 from bench.systems import Setup, Vector, running
 from bench.workloads import Workload
@@ -43,7 +43,7 @@ def sweep(
     vectors = sorted({*((*ones, b) for b in range(1, count + 1)), *given, star})
     expected = throughput(system, count, vectors)
     rows = []
-    for vector, value in zip(vectors, expected, strict=True):
+    for vector, value in track([*zip(vectors, expected, strict=True)], "thresholds"):
         row: Row = {
             "system": "delayed-fixed",
             "concurrency": count,

@@ -17,7 +17,7 @@ import orjson
 import uvloop
 
 from bench.closed_loop import Until
-from bench.common import Row
+from bench.common import Row, track
 from bench.endpoint import NotAvailableError
 from bench.prediction import missing_row, warmed
 from bench.systems import Endpoint, Setup, Vector, running
@@ -68,7 +68,7 @@ def timelines(
 ) -> list[Row]:
     """A row for each system and model; ``steps`` has [begin, length, batch] of each step."""
     rows = []
-    for system, vector in systems:
+    for system, vector in track(systems, "systems"):
         try:
             with running(system, setup, vector) as up:
                 assert isinstance(up, Endpoint), f"{system} is no single server"
