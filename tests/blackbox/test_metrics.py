@@ -198,11 +198,11 @@ def test_openmetrics_and_head(server):
 
 
 def summed_up(server: Server) -> dict[Sample, float]:
-    """Once the workers, fallen idle, have summed up what they measured: right after the rest."""
+    """Once the workers have summed up what they measured, which they do within half a second."""
     settled(server)
     before, found = {}, scrape(server)
     while counters(before) != counters(found):
-        time.sleep(0.1)
+        time.sleep(0.7)
         before, found = found, scrape(server)
     return found
 
