@@ -198,5 +198,5 @@ def test_what_ships_is_what_its_sources_say(name: str) -> None:
 
 def test_the_form_that_is_documented_is_read() -> None:
     document = Path(__file__).parents[2] / "docs" / "emulated.md"
-    (example,) = re.findall(r"```json\n(.*?)```", document.read_text(), re.S)
+    (example,) = re.findall(r"```json[^\n]*\n(.*?)```", document.read_text(), re.S)
     assert read(json.loads(example)).names == ("small", "large")
