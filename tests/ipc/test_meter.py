@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 
 import numpy as np
-import pytest
 
-from trserve.ipc.layout import MAX_METER_BOUNDS, Layout
+from trserve.ipc.layout import MAX_METER_BOUNDS
 from trserve.ipc.meter import HANDOFF_SECONDS, MeterWriter, read_meter
-from trserve.ipc.slab import Slab, create_slab_file
-
-
-@pytest.fixture
-def slab():
-    layout = Layout(slots=5, row_tokens=16, workers=3)
-    fd = create_slab_file(layout)
-    yield Slab(fd, layout, create=True)
-    os.close(fd)
+from trserve.ipc.slab import Slab
 
 
 def test_values_lie_at_or_below_their_bounds(slab: Slab) -> None:

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
-import pytest
 
 from trserve.ipc.estimates import read_report, write_matrices, write_numbers
-from trserve.ipc.layout import Layout
-from trserve.ipc.slab import Slab, create_slab_file
+from trserve.ipc.slab import Slab
 from trserve.ipc.tally import TallyWriter, read_tally
-
-
-@pytest.fixture
-def slab():
-    layout = Layout(slots=5, row_tokens=16, workers=3)
-    fd = create_slab_file(layout)
-    yield Slab(fd, layout, create=True)
-    os.close(fd)
 
 
 def test_sums_of_one_worker_are_its_own(slab: Slab) -> None:
