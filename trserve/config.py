@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Final
 
 from trserve.config_endpoint import EndpointConfig, check_endpoint
+from trserve.config_hosts import HostsConfig, check_hosts
 from trserve.config_option import option
 from trserve.config_values import (
     parse_assignments,
     parse_bytes,
     parse_counts,
+    parse_groups,
     parse_names,
     parse_thresholds,
 )
 from trserve.errors import ConfigError
+from trserve.places import with_placeholder
 from trserve.restarts import ON_PEER_LOSS
 
-DEVICES: Final = ("auto", "cpu", "cuda", "emulated")
+DEVICES: Final = ("auto", "cpu", "cuda", "onnx", "emulated")
+MPS: Final = ("auto", "on", "off")
 DTYPES: Final = ("auto", "float32", "bfloat16")
 EARLY_PREFILL: Final = ("idle", "off", "always")
 SCHEDULES: Final = ("delayed", "model-sync", "step-sync")
@@ -41,7 +45,8 @@ class ModelConfig:
     models: tuple[str, ...] = option(
         ("tiny", "small"),
         "Models, the entry model first: aliases (0.6b 1.7b 4b 8b 14b 32b tiny small), hub ids in "
-        "the local cache, or paths.  [default: the embedded pair, tiny,small]",
+        "the local cache, or paths; NAME@HOST:PORT is at another host.  [default: the embedded "
+        "pair, tiny,small]",
         also=("--model", "--model-path"),
         parse=parse_names,
         metavar="A,B",
@@ -92,8 +97,28 @@ class PlacementConfig:
 
     device: str = option(
         "auto",
-        "Device of all models; emulated takes the time of a --profile and makes tokens up.",
+        "Device of all models; onnx is a CPU with ONNX Runtime, for small models; emulated takes "
+        "the time of a --profile and makes tokens up.",
         choices=DEVICES,
+    )
+    gpus: tuple[tuple[int, ...], ...] = option(
+        (),
+        "GPUs of each model, models separated by /.  [default: all on GPU 0, or spread out where "
+        "they do not fit]",
+        parse=parse_groups,
+        metavar="0/0,1",
+    )
+    tp: tuple[int, ...] = option(
+        (),
+        "Tensor parallel processes, one number a model.  [default: one for each GPU of the model]",
+        also=("--tensor-parallel-size",),
+        parse=parse_counts,
+        metavar="1,2",
+    )
+    mps: str = option(
+        MPS[0],
+        "CUDA MPS for models that share a GPU: auto uses it where it can be had.",
+        choices=MPS,
     )
     profile: str = option(
         "",
@@ -212,6 +237,7 @@ class LaunchConfig:
     model: ModelConfig = ModelConfig()
     router: RouterConfig = RouterConfig()
     placement: PlacementConfig = PlacementConfig()
+    hosts: HostsConfig = field(default_factory=HostsConfig)
     engine: EngineConfig = EngineConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     recording: RecordConfig = RecordConfig()
@@ -223,6 +249,7 @@ GROUPS: Final[dict[str, type[Any]]] = {
     "model": ModelConfig,
     "router": RouterConfig,
     "placement": PlacementConfig,
+    "hosts": HostsConfig,
     "engine": EngineConfig,
     "scheduling": SchedulingConfig,
     "recording": RecordConfig,
@@ -243,6 +270,9 @@ def config_from_flags(values: Mapping[str, Any]) -> LaunchConfig:
         for name, group in GROUPS.items()
     }
     config = LaunchConfig(**groups)
+    check_hosts(config.hosts)
+    models = with_placeholder(config.model.models, config.hosts.edge_listen)
+    config = replace(config, model=replace(config.model, models=models))
     _check(config)
     return config
 
@@ -289,8 +319,13 @@ def _check(config: LaunchConfig) -> None:
             f"--batch-threshold names {len(thresholds)} numbers for {len(models)} models: give "
             "one a model, or auto"
         )
-    threads = config.placement.threads
-    if threads and len(threads) != len(models):
-        raise ConfigError(
-            f"--threads names {len(threads)} numbers for {len(models)} models: give one a model"
-        )
+    placement = config.placement
+    for flag, each in (
+        ("--threads", placement.threads),
+        ("--gpus", placement.gpus),
+        ("--tp", placement.tp),
+    ):
+        if each and len(each) != len(models):
+            raise ConfigError(
+                f"{flag} names {len(each)} for {len(models)} models: give one a model"
+            )

@@ -34,6 +34,18 @@ def parse_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
+def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
+    """``0/0,1`` to one group of device numbers a model."""
+    try:
+        groups = tuple(tuple(int(part) for part in each.split(",")) for each in text.split("/"))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of GPU numbers; write 0/0,1") from None
+    for group in groups:
+        if min(group) < 0 or len(set(group)) < len(group):
+            raise ValueError(f"{text!r} names a GPU twice for one model, or a negative one")
+    return groups
+
+
 def parse_thresholds(text: str) -> tuple[int, ...]:
     """``1,3`` as ``parse_counts``; ``auto`` is nothing."""
     return () if text.strip().lower() == "auto" else parse_counts(text)

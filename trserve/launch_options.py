@@ -22,6 +22,7 @@ TOPICS: Final[dict[str, str]] = {
     "model": "Models",
     "router": "Router",
     "placement": "Placement",
+    "hosts": "Links and other hosts",
     "engine": "Engine",
     "scheduling": "Scheduling",
     "recording": "Recording",

@@ -268,7 +268,7 @@ class Launcher:
         if is_gateway:
             child.ready = True
         else:
-            self._workforce.on_ready(child, message["router_parameters"])
+            self._workforce.on_ready(child, message.get("router_parameters", []))
             self._solving.on_ready(child)
         if all(child.ready for child in self._children) if starting else is_gateway:
             parameters = self._workforce.router_parameters

@@ -6,58 +6,43 @@ taken or a process started. The plan is what every child receives. Imports no to
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, cast
 
 import msgspec
 
-from trserve import demo
 from trserve.config import LaunchConfig
+from trserve.config_hosts import LINKS
+from trserve.edge.remote_models import ask_hosts
 from trserve.emulated.placement import place
 from trserve.emulated.profile import Profile
 from trserve.endpoint_plan import EndpointPlan, plan_endpoint
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.layout import Layout
-from trserve.ipc.slab import available_memory
-from trserve.kv_blocks import DTYPE_BYTES, kv_blocks
-from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
-from trserve.models.fit import check_weights_fit
+from trserve.model_plans import (
+    Member,
+    ModelPlan,
+    check_memory,
+    choose_dtype,
+    find_members,
+    local_models,
+    plan_models,
+    unique_names,
+    with_profile,
+)
 from trserve.models.generation_defaults import read_sampling_defaults
-from trserve.models.token_map import TokenMap
 from trserve.params import SamplingDefaults
+from trserve.places import split_places
 from trserve.record_format import RecordHeader, new_run, weights_digest
 from trserve.recording import RecordPlan, plan_record
 from trserve.restarts import ON_PEER_LOSS
-from trserve.router_lib.configuration import Values, read_untyped, read_values
-from trserve.router_lib.registry import MODEL, TOKENIZER, RouterEntry, describe
+from trserve.router_lib.configuration import Values
+from trserve.router_plan import choose_router
 from trserve.sched.table import ThresholdTable
 from trserve.vocabularies import end_ids, token_maps
 
-_BFLOAT16_FROM: Final = 50_000_000
-_DEFAULT_ROUTER: Final = "r-stitch"
-
-
-class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One model and its worker.
-
-    ``num_blocks`` KV blocks; ``dtype`` a torch dtype's name; with ``int8`` 8-bit weights;
-    ``token_map`` how its rows are put in the order of the server's ids; ``active_parameters`` how
-    many weights a token meets, 0 where nobody counted.
-    """
-
-    name: str
-    path: str
-    load_format: LoadFormat = "auto"
-    dtype: str
-    int8: bool = False
-    token_map: TokenMap = TokenMap()
-    max_model_len: int
-    num_blocks: int
-    threads: int
-    active_parameters: int = 0
+__all__ = ["ModelPlan", "ServerPlan", "check_memory", "choose_dtype", "choose_router", "make_plan"]
 
 
 class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +51,8 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     ``router_config`` holds numbers and texts by name; for a built-in router it is complete with
     defaults.
     ``record`` is None where nothing is recorded, ``batch_threshold`` where thresholds follow the
-    load; ``max_wait_ms`` 0 stands for the gate's default.
+    load; ``max_wait_ms`` 0 stands for the gate's default. The slab has ``slots`` for the gateway,
+    then ``edge_slots`` for the edge port at ``edge_listen``.
     """
 
     models: list[ModelPlan]
@@ -91,6 +77,12 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     record: RecordPlan | None = None
     profile: Profile | None = None
+    mps: str = "auto"
+    link: str = LINKS[0]
+    edge_listen: str = ""
+    edge_keys: str = ""
+    edge_slots: int = 0
+    remote_timeout_s: float = 0.0
     on_peer_loss: str = ON_PEER_LOSS[0]
     watchdog_s: float = 0.0
     endpoint: EndpointPlan = EndpointPlan()
@@ -110,7 +102,17 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def layout(self) -> Layout:
         """The slab's layout."""
-        return Layout(slots=self.slots, row_tokens=self.row_tokens, workers=len(self.models))
+        slots = self.slots + self.edge_slots
+        return Layout(slots=slots, row_tokens=self.row_tokens, workers=len(self.models))
+
+    def process_of(self, index: int) -> int:
+        """The worker whose process stands for model ``index``.
+
+        Each its own, but for placeholders: the first one's process stands for all of them.
+        """
+        if not self.models[index].place.is_placeholder:
+            return index
+        return next(i for i, model in enumerate(self.models) if model.place.is_placeholder)
 
 
 def make_plan(config: LaunchConfig) -> ServerPlan:
@@ -121,70 +123,67 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         ModelUnavailableError: a model or device is not here.
     """
     device = choose_device(config)
-    load_format = cast(LoadFormat, config.model.load_format)
+    places = split_places(config.model.models)
+    facts = ask_hosts(config, places)
     profile: Profile | None = None
     if device == "emulated":
-        config, profile, models = place(config)
+        config, profile, models = place(config, [each.name for each in places])
+        members = with_profile(places, models)
     else:
-        models = [resolve_model(name, load_format) for name in config.model.models]
-    router, router_config = choose_router(config, models)
+        members = find_members(config, places)
+    router, router_config = choose_router(config, members)
+    models = local_models(members)
     tokenizer = Tokenizer.load(models[0].tokenizer_path)
     maps = token_maps(tokenizer, models)
-    lengths = [model_length(model, config.model.max_model_len) for model in models]
-    dtypes = [choose_dtype(model, config.model.dtype) for model in models]
-    int8 = config.model.quantization == "int8"
-    check_memory(models, dtypes, int8=int8)
-    blocks = kv_blocks(config, models, dtypes, lengths)
-    threads = config.placement.threads or _shared_threads(len(models))
+    plans = plan_models(config, members, facts, maps)
+    if profile is not None:
+        plans = [msgspec.structs.replace(each, active_parameters=0) for each in plans]
+    ends = {token for each in facts if each is not None for token in each.eos_token_ids}
     return ServerPlan(
-        models=[
-            ModelPlan(
-                name=name,
-                path=str(models[index].path),
-                load_format=load_format,
-                dtype=dtypes[index],
-                int8=int8,
-                token_map=maps[index],
-                max_model_len=lengths[index],
-                num_blocks=blocks[index],
-                threads=threads[index],
-                active_parameters=0 if profile else models[index].spec.active_parameters,
-            )
-            for index, name in enumerate(_unique_names(models))
-        ],
+        models=plans,
         device=device,
         router=router,
         router_config=router_config,
         tokenizer_path=str(models[0].tokenizer_path),
         own_tokenizer=models[0].own_tokenizer,
         tokenizer_size=tokenizer.size,
-        eos_token_ids=end_ids(tokenizer, models, maps),
+        eos_token_ids=sorted(ends.union(end_ids(tokenizer, models, maps))),
         sampling_defaults=read_sampling_defaults(models[0].path),
         served_names=list(config.endpoint.served_model_name),
         slots=config.engine.max_requests,
-        row_tokens=max(lengths),
+        row_tokens=max(each.max_model_len for each in plans if not each.remote),
         block_size=config.engine.block_size,
         prefix_caching=config.engine.enable_prefix_caching,
         early_prefill=config.scheduling.early_prefill,
-        batch_threshold=_batch_threshold(config),
+        batch_threshold=_batch_threshold(config, members),
         max_wait_ms=config.scheduling.max_wait_ms,
         schedule=config.scheduling.schedule,
         max_rows=config.engine.max_num_seqs,
         max_tokens=config.engine.max_num_batched_tokens,
-        record=_record(config, models, dtypes, tokenizer.size),
+        record=_record(config, members, plans, tokenizer.size),
         profile=profile,
+        mps=config.placement.mps,
+        link=config.hosts.link,
+        edge_listen=config.hosts.edge_listen,
+        edge_keys=config.hosts.edge_keys,
+        edge_slots=config.hosts.edge_sessions if config.hosts.edge_listen else 0,
+        remote_timeout_s=config.hosts.remote_timeout_s,
         on_peer_loss=config.faults.on_peer_loss,
         watchdog_s=config.faults.watchdog_s,
         endpoint=plan_endpoint(config.endpoint),
     )
 
 
-def _batch_threshold(config: LaunchConfig) -> list[int] | None:
-    """What ``--batch-threshold`` says, None for auto; one model alone has nobody to wait for."""
-    wanted = list(config.scheduling.batch_threshold)
+def _batch_threshold(config: LaunchConfig, members: Sequence[Member]) -> list[int] | None:
+    """What ``--batch-threshold`` says, None for auto; one model alone has nobody to wait for.
+
+    Nor does one whose peers are at other hosts: the way there is longer than any step.
+    """
+    wanted, models = list(config.scheduling.batch_threshold), len(members)
     if not wanted:
-        fixed = len(config.model.models) == 1 or config.scheduling.schedule != "delayed"
-        return [1] * len(config.model.models) if fixed else None
+        elsewhere = any(not member.is_here for member in members)
+        fixed = models == 1 or elsewhere or config.scheduling.schedule != "delayed"
+        return [1] * models if fixed else None
     most = min(config.engine.max_num_seqs, config.engine.max_requests)
     if max(wanted) > most:
         raise ConfigError(
@@ -195,6 +194,7 @@ def _batch_threshold(config: LaunchConfig) -> list[int] | None:
 
 
 def choose_device(config: LaunchConfig) -> str:
+    """The device that ``--device`` means. ModelUnavailableError where it is not here."""
     device, profile = config.placement.device, config.placement.profile
     if device == "emulated":
         return device
@@ -208,80 +208,10 @@ def choose_device(config: LaunchConfig) -> str:
     )
 
 
-def _unique_names(models: Sequence[ResolvedModel]) -> list[str]:
-    names: list[str] = []
-    for model in models:
-        name, count = model.name, 1
-        while name in names:
-            count += 1
-            name = f"{model.name}-{count}"
-        names.append(name)
-    return names
-
-
-def model_length(model: ResolvedModel, wanted: int) -> int:
-    most = model.spec.max_position_embeddings
-    if wanted > most:
-        raise ConfigError(f"--max-model-len {wanted}: model {model.name} has {most} positions")
-    return wanted or most
-
-
-def choose_dtype(model: ResolvedModel, wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "bfloat16" if model.spec.num_parameters >= _BFLOAT16_FROM else "float32"
-
-
-def check_memory(models: Sequence[ResolvedModel], dtypes: Sequence[str], *, int8: bool) -> None:
-    sizes = [
-        (model.name, model.spec, DTYPE_BYTES[dtype], int8)
-        for model, dtype in zip(models, dtypes, strict=True)
-    ]
-    check_weights_fit(sizes, available_memory())
-
-
-def _shared_threads(models: int) -> tuple[int, ...]:
-    return (max(1, len(os.sched_getaffinity(0)) // models),) * models
-
-
-def choose_router(config: LaunchConfig, models: Sequence[ResolvedModel]) -> tuple[str, Values]:
-    name, pairs = config.router.router, config.router.router_config
-    if name == "auto":
-        name = _DEFAULT_ROUTER if len(models) == 2 else "none"
-    entry = describe(name)
-    if entry is None:
-        return name, read_untyped(pairs)
-    _check_model_count(name, entry, len(models))
-    first = models[0]
-    found = {MODEL: str(first.path), TOKENIZER: str(first.tokenizer_path)}
-    pairs = (*_stored_pairs(name, models), *pairs)  # the last one of a name counts
-    return name, read_values(pairs, name, entry.parameters, found=found, models=len(models))
-
-
-def _check_model_count(name: str, entry: RouterEntry, count: int) -> None:
-    most = entry.max_models
-    if count < entry.min_models or (most is not None and count > most):
-        wanted = (
-            str(entry.min_models) if entry.min_models == most else f"at least {entry.min_models}"
-        )
-        raise ConfigError(f"--router {name} needs {wanted} models; --models names {count}")
-
-
-def _stored_pairs(name: str, models: Sequence[ResolvedModel]) -> Sequence[tuple[str, str]]:
-    """What ships with the embedded pair."""
-    stored = [demo.model_path("tiny"), demo.model_path("small")]
-    if [model.path for model in models] != stored:
-        return ()
-    if name == _DEFAULT_ROUTER:
-        return (("tau", repr(demo.default_tau())),)
-    checkpoint = demo.router_checkpoint(name)
-    return (("checkpoint", str(checkpoint)),) if checkpoint else ()
-
-
 def _record(
     config: LaunchConfig,
-    models: Sequence[ResolvedModel],
-    dtypes: Sequence[str],
+    members: Sequence[Member],
+    plans: Sequence[ModelPlan],
     tokenizer_size: int,
 ) -> RecordPlan | None:
     wanted = config.recording
@@ -291,7 +221,10 @@ def _record(
         raise ConfigError(
             f"--record-top-k {wanted.record_top_k}: the tokenizer has {tokenizer_size} ids"
         )
-    run, names = new_run(), _unique_names(models)
+    models = local_models(members)
+    if len(models) < len(members):
+        raise ConfigError("--record: what models at other hosts compute cannot be recorded here")
+    run, names = new_run(), unique_names(members)
     quantized = "+int8" if config.model.quantization == "int8" else ""
     drawn = config.model.load_format == "dummy"
     headers = [
@@ -299,7 +232,7 @@ def _record(
             run=run,
             index=index,
             models=names,
-            dtype=dtypes[index] + quantized,
+            dtype=plans[index].dtype + quantized,
             weights="dummy" if drawn else weights_digest(model.path),
             hidden_size=model.spec.hidden_size,
             tokenizer_size=tokenizer_size,

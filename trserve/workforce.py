@@ -7,52 +7,79 @@ requests and no signals.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trserve.children import Child
+from trserve.crew import Role, roles, title_of, workers_of
 from trserve.errors import StartFailedError
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import Message, worker_identity
-from trserve.ipc.process import thread_environment
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab, WorkerStatus
 from trserve.plan import ServerPlan
-from trserve.restarts import WITHIN_S, Decision, Verdict, WorkerDeaths
+from trserve.restarts import WITHIN_S, Decision, Use, Verdict, WorkerDeaths
 from trserve.watchdog import Watchdog
-from trserve.worker_loss import StandIn
+from trserve.worker_loss import StandIn, Step
 
 REAPED_AFTER_S: Final = 10.0
 LOOK_EVERY_S: Final = 1.0
 START_AGAIN_S: Final = 1.0
 """After a start that the system refused: time in which others may end."""
-_MODULE: Final = "trserve.workers.main"
 
 
 @dataclass
 class _Worker:
-    """One model's process, or the lack of one.
+    """One model's processes, or the lack of any.
+
+    The loss of one of them is the loss of the worker: the others are killed, and only when all are
+    reaped does anything follow.
 
     Attributes:
-        child: the process; None between two.
-        in_slab: whether the process may write to the slab; else we do.
-        start_at: when the next one is to be started.
-        killed_at: when this one was killed because it hung.
+        indices: the models that it stands for in the slab; the first is its own.
+        crew: its processes that are not reaped, rank 0 first; none between two lives.
+        in_slab: whether rank 0 may write to the slab; else we do.
+        start_at: when the next ones are to be started.
+        killed_at: when the crew was killed, because it hung or has lost one of them.
+        hung: whether it was because it hung.
+        end: how the first of them ended, once one has; ``was_ready`` whether it could serve.
     """
 
-    index: int
+    indices: tuple[int, ...]
     title: str
     deaths: WorkerDeaths
-    child: Child | None = None
+    crew: list[Child] = field(default_factory=list)
     in_slab: bool = False
     start_at: float | None = None
     killed_at: float | None = None
+    hung: bool = False
+    end: str = ""
+    was_ready: bool = False
+
+    @property
+    def index(self) -> int:
+        """The worker's number."""
+        return self.indices[0]
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of it can serve."""
+        return bool(self.crew) and all(child.ready for child in self.crew)
 
     def overdue(self, now: float) -> bool:
         """Whether it was killed, and is still not reaped."""
         return self.killed_at is not None and now - self.killed_at >= REAPED_AFTER_S
+
+    def kill(self, now: float) -> None:
+        """End what is left of it."""
+        self.killed_at = now
+        for child in self.crew:
+            child.process.kill()
+
+    def is_over(self) -> None:
+        """All of it was reaped."""
+        self.in_slab, self.killed_at, self.hung, self.end = False, None, False, ""
 
 
 class Workforce:
@@ -88,8 +115,8 @@ class Workforce:
         self._look_at = 0.0
         self.router_parameters: object = []
         self._workers = [
-            _Worker(index, f"worker {index} ({model.name})", WorkerDeaths(plan.on_peer_loss))
-            for index, model in enumerate(plan.models)
+            _Worker(indices, title_of(plan, indices), WorkerDeaths(plan.on_peer_loss))
+            for indices in workers_of(plan).values()
         ]
 
     def start(self) -> None:
@@ -98,53 +125,81 @@ class Workforce:
             self._start(worker)
 
     def _start(self, worker: _Worker) -> None:
-        models = self._plan.models
-        alone = sum(model.threads for model in models) <= len(os.sched_getaffinity(0))
-        env = thread_environment(models[worker.index].threads, cores_to_itself=alone)
-        arguments, identity = self._arguments(worker.index), worker_identity(worker.index)
+        """Start all of its processes, or none. StartFailedError if the system has no room."""
         worker.start_at = None
-        worker.child = Child.start(identity, worker.title, _MODULE, arguments, env)
-        self._watch(worker.child)
+        try:
+            for role in roles(self._plan, worker.index):
+                worker.crew.append(self._spawn(worker, role))
+        except StartFailedError:
+            for child in worker.crew:
+                child.process.kill()
+                child.process.wait()
+            worker.crew.clear()
+            raise
+        for child in worker.crew:
+            self._watch(child)
+
+    def _spawn(self, worker: _Worker, role: Role) -> Child:
+        identity = worker_identity(worker.index, role.rank)
+        title = worker.title + f", rank {role.rank}" * bool(role.rank)
+        arguments = replace(self._arguments(worker.index), rank=role.rank)
+        return Child.start(identity, title, role.module, arguments, role.env)
 
     def _of(self, child: Child) -> _Worker | None:
-        return next((worker for worker in self._workers if worker.child is child), None)
+        return next((worker for worker in self._workers if child in worker.crew), None)
 
     # -- messages ----------------------------------------------------------------------------
 
     def on_hello(self, child: Child) -> None:
         """From here on it is itself in the slab; what it is about to read must be written."""
-        if worker := self._of(child):
+        worker = self._of(child)
+        if worker is not None and child is worker.crew[0]:
             worker.in_slab = True
 
     def on_ready(self, child: Child, router_parameters: object) -> None:
         """It can serve."""
         worker = self._of(child)
-        if worker is None or not worker.in_slab:
+        if worker is None or (child is worker.crew[0] and not worker.in_slab):
             return  # its predecessor's message, which came late
         child.ready = True
-        if worker.index == 0:
+        if worker.index == 0 and child is worker.crew[0]:
             self.router_parameters = router_parameters
+        if worker.ready:
+            self._on_worker_ready(worker)
+
+    def _on_worker_ready(self, worker: _Worker) -> None:
         again = self._stand_in.status(worker.index) is not WorkerStatus.STARTING
-        self._stand_in.set_status(worker.index, WorkerStatus.UP)
+        for index in worker.indices:
+            self._stand_in.set_status(index, WorkerStatus.UP)
         worker.deaths.loaded()
         if again:
             self._note(f"{worker.title} is back")
-            self._tell({"type": "worker_up", "model": worker.index})
+            self._tell_all(worker, {"type": "worker_up"})
+
+    def _tell_all(self, worker: _Worker, message: Message) -> None:
+        for index in worker.indices:
+            self._tell({**message, "model": index})
 
     # -- deaths ------------------------------------------------------------------------------
 
     def replace(self, child: Child, now: float) -> str | None:
-        """Replace a worker that was reaped; returns why the server must end, if it must."""
+        """Replace a worker of which ``child`` was reaped; why the server must end, if it must."""
         worker = self._of(child)
         assert worker is not None, child.title
-        end = self._describe(worker, child)
+        if not worker.end:
+            worker.end, worker.was_ready = self._describe(worker, child), worker.ready
+        worker.crew.remove(child)
+        if worker.crew:
+            worker.kill(now)
+            return None
+        end, was_ready = worker.end, worker.was_ready
+        worker.is_over()
         self._watchdog.forget(worker.index)
-        worker.child, worker.in_slab, worker.killed_at = None, False, None
-        step = self._stand_in.take_over(worker.index)
-        self._tell({"type": "worker_down", "model": worker.index, "message": end})
+        step = self._take_over(worker)
+        self._tell_all(worker, {"type": "worker_down", "message": end})
         decision = worker.deaths.note(
             now,
-            loading=not child.ready,
+            loading=not was_ready,
             in_step=step.requests,
             poison=step.poison,
             early=step.early,
@@ -152,6 +207,10 @@ class Workforce:
         if step.poison:
             end += "; a request that did it for the second time is ended"
         return self._carry_out(decision, worker, end, now) or self._start_due(now)
+
+    def _take_over(self, worker: _Worker) -> Step:
+        steps = [self._stand_in.take_over(index) for index in worker.indices]
+        return Step(*(frozenset[Use]().union(*each) for each in zip(*steps, strict=True)))
 
     def _carry_out(
         self, decision: Decision, worker: _Worker, end: str, now: float, pause_s: float = 0.0
@@ -167,18 +226,21 @@ class Workforce:
         return None
 
     def _describe(self, worker: _Worker, child: Child) -> str:
-        if worker.killed_at is not None:
+        if worker.hung:
             return f"{child.title} hung for {self._plan.watchdog_s:g} s and was killed"
         return child.failure[0] if child.failure else f"{child.title} {child.describe_end()}"
 
     def _others_left(self, worker: _Worker) -> bool:
-        others = (other.index for other in self._workers if other is not worker)
+        others = (
+            index for other in self._workers if other is not worker for index in other.indices
+        )
         return any(self._stand_in.status(index) is not WorkerStatus.LOST for index in others)
 
     def _give_up(self, worker: _Worker, message: str) -> None:
-        self._stand_in.give_up(worker.index)
+        for index in worker.indices:
+            self._stand_in.give_up(index)
         self._note(f"{message}; the others go on without it")
-        self._tell({"type": "worker_lost", "model": worker.index, "message": message})
+        self._tell_all(worker, {"type": "worker_lost", "message": message})
 
     # -- from time to time -------------------------------------------------------------------
 
@@ -209,17 +271,18 @@ class Workforce:
         return None
 
     def _look(self, worker: _Worker, now: float) -> None:
-        index = worker.index
-        status = self._stand_in.status(index)
+        status = self._stand_in.status(worker.index)
         if status is WorkerStatus.LOST:
-            self._stand_in.tend(index)
+            for index in worker.indices:
+                self._stand_in.tend(index)
         elif status is WorkerStatus.RESTARTING and not worker.in_slab:
-            self._stand_in.close_done(index)
-        elif status is WorkerStatus.UP and worker.child is not None and worker.killed_at is None:
-            self._kill_if_hung(worker, worker.child, now)
+            for index in worker.indices:
+                self._stand_in.close_done(index)
+        elif status is WorkerStatus.UP and worker.ready and worker.killed_at is None:
+            self._kill_if_hung(worker, now)
 
-    def _kill_if_hung(self, worker: _Worker, child: Child, now: float) -> None:
+    def _kill_if_hung(self, worker: _Worker, now: float) -> None:
         heartbeat = self._stand_in.heartbeat(worker.index)
         if self._watchdog.hangs(worker.index, heartbeat, now):
-            worker.killed_at = now
-            child.process.kill()
+            worker.hung = True
+            worker.kill(now)

@@ -39,7 +39,7 @@ def add(launcher: Launcher, code: str, identity: str = "worker-0") -> int:
     launcher._selector.register(child.pidfd, select.EPOLLIN)
     for worker in launcher._workforce._workers:
         if worker_identity(worker.index) == identity:
-            worker.child = child
+            worker.crew = [child]
     return child.pidfd
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from tests.gateway.small_tokenizers import byte_level, save, word_piece
 from trserve import kv_blocks as kv_blocks_module
-from trserve import plan as plan_module
+from trserve import model_plans as plan_module
 from trserve.config import config_from_flags
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.models.spec import read_spec

@@ -19,7 +19,9 @@ from trserve.errors import StartupError
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.slab import available_memory
 from trserve.kv_blocks import DTYPE_BYTES
+from trserve.model_plans import Member, with_profile
 from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
+from trserve.places import Place, split_places
 from trserve.plan import ServerPlan, check_memory, choose_dtype, choose_router, make_plan
 from trserve.router_lib.configuration import Values
 from trserve.router_lib.registry import BUILTIN
@@ -49,6 +51,7 @@ class Diagnosed:
         self.config = config
         self.emulated = config.placement.device == "emulated"
         self.models: list[ResolvedModel] = []
+        self._members: list[Member] = []
         self.findings: list[Finding] = []
         self.plan: ServerPlan | None = None
 
@@ -72,7 +75,7 @@ class Diagnosed:
         """Look at everything."""
         self._find_models()
         if self.models:
-            complete = len(self.models) == len(self.config.model.models)
+            complete = len(self._members) == len(self.config.model.models)
             self._check_tokenizers()
             if self.config.placement.device not in (_GPU, "emulated"):
                 self._check_memory()
@@ -82,23 +85,37 @@ class Diagnosed:
         self._make_plan()
 
     def _find_models(self) -> None:
+        try:
+            places = split_places(self.config.model.models)
+        except StartupError as error:
+            self._fault("models", error, "--models")
+            return
         if self.emulated:
             try:
-                self.config, _, self.models = place(self.config)
+                self.config, _, self.models = place(self.config, [each.name for each in places])
             except StartupError as error:
                 self._fault("models", error, "--models, --profile")
                 return
+            self._members = with_profile(places, self.models)
             names = ", ".join(self.config.model.models)
             self._well("models", f"{names}, emulated: no weights are needed")
             return
         load_format = cast(LoadFormat, self.config.model.load_format)
-        for name in self.config.model.models:
-            try:
-                self.models.append(resolve_model(name, load_format))
-            except StartupError as error:
-                self._fault("models", error, f"--models {name}")
-            else:
-                self._well("models", f"{name} is at {self.models[-1].path}")
+        for where in places:
+            self._find_model(where, load_format)
+
+    def _find_model(self, where: Place, load_format: LoadFormat) -> None:
+        if where.remote:
+            self._members.append(Member(where, None))
+            self._well("models", f"{where.name} is at another host: {where.remote}")
+            return
+        try:
+            self.models.append(resolve_model(where.name, load_format))
+        except StartupError as error:
+            self._fault("models", error, f"--models {where.name}")
+        else:
+            self._members.append(Member(where, self.models[-1]))
+            self._well("models", f"{where.name} is at {self.models[-1].path}")
 
     def _check_tokenizers(self) -> None:
         first = self.models[0]
@@ -131,7 +148,7 @@ class Diagnosed:
 
     def _check_router(self) -> None:
         try:
-            name, values = choose_router(self.config, self.models)
+            name, values = choose_router(self.config, self._members)
         except StartupError as error:
             fix = "see `trserve launch --help` and docs/routers.md"
             self._fault("router", error, "--router, --router-config", fix)
@@ -198,7 +215,7 @@ def _kv(plan: ServerPlan, models: Sequence[ResolvedModel]) -> list[int]:
         model.spec.kv_bytes_per_token(DTYPE_BYTES[planned.dtype])
         * planned.num_blocks
         * plan.block_size
-        for model, planned in zip(models, plan.models, strict=True)
+        for model, planned in zip(models, (m for m in plan.models if not m.remote), strict=True)
     ]
 
 

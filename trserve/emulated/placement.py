@@ -46,11 +46,14 @@ class Placement(NamedTuple):
     models: list[ResolvedModel]
 
 
-def place(config: LaunchConfig) -> Placement:
-    """Raises ConfigError, which names the flag or the profile's key that is wrong."""
+def place(config: LaunchConfig, names: Sequence[str]) -> Placement:
+    """``names`` are those of ``--models``, wherever each of them is.
+
+    Raises ConfigError, which names the flag or the profile's key that is wrong.
+    """
     _refuse_what_means_nothing(config)
-    whole = _profile(config)
-    wanted = _wanted(config) or whole.names
+    whole = _profile(config, names)
+    wanted = _wanted(config, names) or whole.names
     models = [_entry(whole, name) for name in wanted]
     profile = msgspec.structs.replace(whole, models=models)
     router = _router(config, whole, [model.name for model in models])
@@ -92,22 +95,21 @@ def _check_count(flag: str, values: Sequence[int], models: Sequence[EmulatedMode
         raise ConfigError(f"{flag} names {len(values)} numbers for the models {names}")
 
 
-def _wanted(config: LaunchConfig) -> tuple[str, ...]:
+def _wanted(config: LaunchConfig, names: Sequence[str]) -> tuple[str, ...]:
     """The names of ``--models``; none where it was left out."""
-    names = config.model.models
-    return () if names == ModelConfig().models else names
+    return () if config.model.models == ModelConfig().models else tuple(names)
 
 
-def _profile(config: LaunchConfig) -> Profile:
+def _profile(config: LaunchConfig, wanted: Sequence[str]) -> Profile:
     if config.placement.profile:
         return load_profile(config.placement.profile)
-    names = [name.lower() for name in _wanted(config)]
+    names = [name.lower() for name in _wanted(config, wanted)]
     profiles = {name: load_profile(name) for name in shipped_profiles()}
     for profile in profiles.values():
         if [name.lower() for name in profile.names] == names:
             return profile
     known = "; ".join(f"{name} ({','.join(p.names)})" for name, p in profiles.items())
-    shown = ",".join(_wanted(config)) or "none named"
+    shown = ",".join(_wanted(config, wanted)) or "none named"
     raise ConfigError(
         f"--models {shown}: no profile has exactly these models, in this order; name one with "
         f"--profile: a file, or {known}"

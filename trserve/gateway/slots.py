@@ -48,6 +48,10 @@ def pages_of(params: RequestParams, prompt_len: int, limit: int) -> int:
 class SlotTable:
     """Every slot of the slab, as its one allocator sees them.
 
+    Args:
+        share: the slots that are this allocator's, all if there is no other; each has annotation
+            pages in proportion.
+
     Attributes:
         overshoot: by model, the tokens that were written behind the end of an answer.
 
@@ -55,17 +59,25 @@ class SlotTable:
     answered (the launcher has cancelled them) and come back as soon as all workers closed them.
     """
 
-    def __init__(self, slab: Slab, outbox: Outbox) -> None:
+    def __init__(self, slab: Slab, outbox: Outbox, share: range | None = None) -> None:
         self._slab = slab
         self._outbox = outbox
-        # Beyond the largest ever used: each is in its slot until a larger one is.
-        self._generations = itertools.count(int(np.frombuffer(slab.gen, np.int64).max()) + 1)
+        total = slab.layout.slots
+        slots = share or range(total)
+        used = int(np.frombuffer(slab.gen, np.int64).max())
+        # Beyond the largest ever used: each is in its slot until a larger one is. Of two allocators
+        # one has the even ones, and the other the odd.
+        self._generations = itertools.count(used + 1)
+        if share is not None:
+            self._generations = itertools.count((used // 2 + 1) * 2 + (share.start > 0), 2)
         self._pages: dict[int, list[int]] = {}
         self._closing: dict[int, tuple[int, int | None]] = {}
         self.overshoot = [0] * slab.layout.workers
-        self._free = [i for i in range(slab.layout.slots - 1, -1, -1) if not self._adopt(i)]
+        self._free = [i for i in reversed(slots) if not self._adopt(i)]
         taken = {page for pages in self._pages.values() for page in pages}
-        self._free_pages = [p for p in range(slab.layout.num_pages - 1, -1, -1) if p not in taken]
+        pages = slab.layout.num_pages
+        mine = range(pages * slots.start // total, pages * slots.stop // total)
+        self._free_pages = [page for page in reversed(mine) if page not in taken]
 
     def _adopt(self, index: int) -> bool:
         """Whether a predecessor's request is still in the slot, which is then closing."""

@@ -34,6 +34,8 @@ class ChildArguments:
         bells: the doorbells of all workers, then the gateway's.
         index: this worker, or -1 in what is none.
         listen_fd: the listening socket, or -1 in what is no gateway.
+        rank: of a tensor parallel process among those of its worker.
+        group_fds: what the processes of one worker share, in an order of their own.
     """
 
     parent: int
@@ -43,6 +45,8 @@ class ChildArguments:
     bells: tuple[int, ...]
     index: int = -1
     listen_fd: int = -1
+    rank: int = 0
+    group_fds: tuple[int, ...] = ()
 
     def to_argv(self) -> list[str]:
         """The command line that :func:`parse_child_arguments` understands."""
@@ -54,13 +58,15 @@ class ChildArguments:
             f"--bells={','.join(map(str, self.bells))}",
             f"--index={self.index}",
             f"--listen-fd={self.listen_fd}",
+            f"--rank={self.rank}",
+            f"--group-fds={','.join(map(str, self.group_fds))}",
         ]
 
     @property
     def inherited(self) -> tuple[int, ...]:
         """The descriptors that must be passed on."""
         listen = () if self.listen_fd < 0 else (self.listen_fd,)
-        return (self.launcher_fd, self.slab_fd, *self.bells, *listen)
+        return (self.launcher_fd, self.slab_fd, *self.bells, *listen, *self.group_fds)
 
 
 def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
@@ -70,6 +76,8 @@ def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--control", required=True)
     parser.add_argument("--bells", required=True)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--group-fds", default="")
     found = parser.parse_args(argv)
     return ChildArguments(
         parent=found.parent,
@@ -79,6 +87,8 @@ def parse_child_arguments(argv: Sequence[str] | None = None) -> ChildArguments:
         bells=tuple(int(fd) for fd in found.bells.split(",")),
         index=found.index,
         listen_fd=found.listen_fd,
+        rank=found.rank,
+        group_fds=tuple(int(fd) for fd in found.group_fds.split(",") if fd),
     )
 
 

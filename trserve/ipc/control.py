@@ -19,9 +19,9 @@ Message = dict[str, Any]
 _HIGH_WATER: Final = 1000
 
 
-def worker_identity(index: int) -> str:
-    """The control identity of a worker."""
-    return f"worker-{index}"
+def worker_identity(index: int, rank: int = 0) -> str:
+    """The control identity of a worker, or of one of its further tensor parallel processes."""
+    return f"worker-{index}-rank-{rank}" if rank else f"worker-{index}"
 
 
 GATEWAY_IDENTITY: Final = "gateway"
