@@ -33,18 +33,19 @@ class GatewayDeaths:
         return len(self._times) < MOST_DEATHS or now - self._times[0] > WITHIN_S
 
 
-def cancel_requests(shared: Shared, layout: Layout) -> int:
+def cancel_requests(shared: Shared, layout: Layout, share: range | None = None) -> int:
     """Cancel every LIVE request for a gateway that was reaped; returns how many there were.
+
+    ``share`` are the slots that were its own, all if there is no other allocator.
 
     Every worker that ever heard of one is told and rung, pending holders of blocks too. That
     covers a baton whose RUN descriptor died with its producer: a CANCEL is a hint like any other,
     and whoever gets it looks at the slot. The slots are freed by the next gateway.
     """
     slab = Slab(shared.slab_fd, layout)
-    slots = SlotTable(slab, open_outbox(slab, shared.bells, layout.gateway))
-    live = [
-        index for index in range(layout.slots) if unpack(slab.baton[index]).state is SlotState.LIVE
-    ]
+    slots = SlotTable(slab, open_outbox(slab, shared.bells, layout.gateway), share)
+    its = share or range(layout.slots)
+    live = [index for index in its if unpack(slab.baton[index]).state is SlotState.LIVE]
     for index in live:
         slots.cancel(Slot(index, slab.gen[index]))
     return len(live)

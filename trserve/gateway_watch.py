@@ -37,6 +37,7 @@ class GatewayWatch:
         note: Callable[[str], None],
     ) -> None:
         self._limit_s = plan.watchdog_s
+        self._share = plan.gateway_slots
         self._slab = Slab(shared.slab_fd, plan.layout)
         self._shared = shared
         self._start = start
@@ -53,7 +54,7 @@ class GatewayWatch:
         end = child.failure[0] if child.failure else f"{child.title} {child.describe_end()}"
         if cause := self._count(end, now):
             return cause
-        lost = cancel_requests(self._shared, self._slab.layout)
+        lost = cancel_requests(self._shared, self._slab.layout, self._share)
         self._note(f"{end}; {lost} requests are cancelled, a new gateway starts")
         return self._start_one(now)
 

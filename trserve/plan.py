@@ -105,6 +105,16 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
         slots = self.slots + self.edge_slots
         return Layout(slots=slots, row_tokens=self.row_tokens, workers=len(self.models))
 
+    @property
+    def gateway_slots(self) -> range | None:
+        """The slots that the gateway allocates; None for all."""
+        return range(self.slots) if self.edge_slots else None
+
+    @property
+    def port_slots(self) -> range:
+        """Those that the edge port allocates."""
+        return range(self.slots, self.slots + self.edge_slots)
+
     def process_of(self, index: int) -> int:
         """The worker whose process stands for model ``index``.
 

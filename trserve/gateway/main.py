@@ -229,7 +229,8 @@ def _build(arguments: ChildArguments, control: ControlClient) -> Gateway:
 
     plan = msgspec.convert(say_hello(control), ServerPlan)
     slab = Slab(arguments.slab_fd, plan.layout)
-    slots = SlotTable(slab, open_outbox(slab, arguments.bells, plan.layout.gateway))
+    outbox = open_outbox(slab, arguments.bells, plan.layout.gateway)
+    slots = SlotTable(slab, outbox, plan.gateway_slots)
     service = Service(plan, slab)
     endpoint = plan.endpoint
     use_format(endpoint.log_format)
