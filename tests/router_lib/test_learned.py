@@ -222,7 +222,7 @@ def test_co_llm_defers_less_while_an_answer_warms_up(tmp_path: Path, model: Path
     ]
     result.params["warm_up"][-1] = 0.0
     expected = [1.0, 0.9, 0.8, 0.6, 0.4, 0.3, 0.2, 0.2, 0.2]
-    assert router.limits(result).tolist() == pytest.approx(expected)
+    assert router.limits(result.params, result.requests).tolist() == pytest.approx(expected)
     scores = router.score(result).tolist()
     routed = [int(score > limit) for score, limit in zip(scores, expected, strict=True)]
     assert router.route(result).tolist() == routed

@@ -157,11 +157,19 @@ class BaseRouter(ABC):
     on which side of the first parameter a ``score`` hands a token on, so that
     ``target_share`` can move it; None: on neither. ``reads_tap``: whether steps have to give
     ``StepResult.tap``, asked once, after the start.
+
+    ``capturable``: that a device may decide within its step, as part of a CUDA graph. It promises
+    that ``route`` sends a request to its first peer where ``crosses(score, bounds)``, and nowhere
+    else; that ``score`` and ``crosses`` are operations on tensors alone, and ``score`` reads no
+    more of a result than ``logits``, ``hidden``, ``tap`` and ``token_ids``: no value is asked for
+    (``.item()``, ``.tolist()``, ``if``), no request, no parameter. Where ``score`` is None, the
+    host asks ``route``. A subclass that overrides any of these declares it anew.
     """
 
     parameters: tuple[Parameter, ...] = ()
     above: ClassVar[bool | None] = None
     reads_tap: bool = False
+    capturable: ClassVar[bool] = False
 
     def __init__(self, context: RouterContext) -> None:
         self.context = context
@@ -191,6 +199,25 @@ class BaseRouter(ABC):
     def score(self, result: StepResult) -> torch.Tensor | None:
         """What ``route`` decides on, float32 [B], for traces; None if that is no one number."""
         return None
+
+    def bounds(
+        self, params: Mapping[str, torch.Tensor], requests: Sequence[RequestView]
+    ) -> torch.Tensor:
+        """float32 [B]: what each request's ``score`` is compared with; known before the step.
+
+        Asked of a ``capturable`` router alone; the first parameter, unless overridden.
+
+        Args:
+            params: as in ``StepResult``, on the host.
+        """
+        return params[self.parameters[0].name]
+
+    def crosses(self, score: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        """bool [B]: which requests go to the first peer; see ``capturable``. False for NaN."""
+        return score > bounds if self.above else score < bounds
+
+    def to(self, device: torch.device) -> None:  # noqa: B027  (most have nothing to move)
+        """Move to ``device`` the tensors that ``score`` reads, if it is ``capturable``."""
 
     def send(self, req: RequestView, token: int) -> PeerReq:
         """What leaves with a routed request; ``token`` is the one just sampled.

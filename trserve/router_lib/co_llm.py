@@ -8,7 +8,7 @@ warm-up an answer's first tokens are deferred less: eta falls to its value in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from trserve.errors import ConfigError
-from trserve.router_lib.base import StepResult
+from trserve.router_lib.base import RequestView, StepResult
 from trserve.router_lib.checkpoints import (
     Checkpoint,
     read_checkpoint,
@@ -51,6 +51,7 @@ class CoLLM(LearnedRouter):
 
     parameters = CO_LLM_PARAMETERS
     above = True
+    capturable = True
     usual = 0.15
 
     def load(self) -> Network:
@@ -60,14 +61,22 @@ class CoLLM(LearnedRouter):
         vector, checkpoint = found.vector, found.checkpoint
         self.check_hidden_size(len(vector))
         self.take_threshold(checkpoint, as_threshold(checkpoint, checkpoint.facts.get("threshold")))
-        return lambda result: defer_probability(result, vector)
+        self._vector = vector
+        return lambda result: defer_probability(result, self._vector)
 
-    def limits(self, result: StepResult) -> torch.Tensor:
+    def to(self, device: torch.device) -> None:
+        """The vector."""
+        if self.model == 0:
+            self._vector = self._vector.to(device)
+
+    def limits(
+        self, params: Mapping[str, torch.Tensor], requests: Sequence[RequestView]
+    ) -> torch.Tensor:
         """``eta``; over the first ``warm_up`` tokens of an answer it falls to that from 1."""
-        eta, warm_up = super().limits(result), result.params["warm_up"]
+        eta, warm_up = super().limits(params, requests), params["warm_up"]
         if float(warm_up.max()) <= 0.0:
             return eta
-        written = torch.tensor([float(r.committed_len - r.prompt_len) for r in result.requests])
+        written = torch.tensor([float(r.committed_len - r.prompt_len) for r in requests])
         left = torch.where(written < warm_up, 1.0 - written / warm_up, 0.0)
         return eta + (1.0 - eta) * left
 

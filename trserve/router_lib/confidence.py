@@ -66,6 +66,13 @@ class ConfidenceNetwork:
             for kind, tensor in zip(_AFFINE, pair, strict=True)
         }
 
+    def to(self, device: torch.device) -> None:
+        """Move all weights."""
+        layers = (self._first, self._second, self._last)
+        self._first, self._second, self._last = (
+            (weight.to(device), bias.to(device)) for weight, bias in layers
+        )
+
     def __call__(self, result: StepResult) -> torch.Tensor:
         """float32 [B]: the confidence in the first model."""
         state = result.tap if self._reads_tap else result.hidden
@@ -91,6 +98,7 @@ class Citer(LearnedRouter):
     """To the other model where the confidence is below ``tau``."""
 
     parameters: tuple[Parameter, ...] = CITER_PARAMETERS
+    capturable = True
     usual = 0.95
 
     def load(self) -> Network:
@@ -100,7 +108,13 @@ class Citer(LearnedRouter):
         network = ConfidenceNetwork(checkpoint, reads_tap=self.reads_tap)
         self.check_hidden_size(network.hidden_size)
         self.take_threshold(checkpoint, as_threshold(checkpoint, checkpoint.facts.get("threshold")))
+        self._mlp = network
         return network
+
+    def to(self, device: torch.device) -> None:
+        """The network."""
+        if self.model == 0:
+            self._mlp.to(device)
 
 
 class Confidence(Citer):

@@ -35,6 +35,7 @@ class R2R(LearnedRouter):
     parameters: tuple[Parameter, ...] = R2R_PARAMETERS
     above = True
     inclusive = True
+    capturable = True
 
     def load(self) -> Network:
         """The network of the named file; the threshold too, unless one was given."""
@@ -49,7 +50,13 @@ class R2R(LearnedRouter):
                 f"reads the {network.num_logits} largest logits; the tokenizer has {size} ids"
             )
         self.take_threshold(checkpoint, stored_threshold(checkpoint))
+        self._classifier = network
         return lambda result: network(result, size)
+
+    def to(self, device: torch.device) -> None:
+        """The network and the embedding that it reads."""
+        if self.model == 0:
+            self._classifier.to(device)
 
     def _embedding(self, checkpoint: Checkpoint, hidden: int) -> torch.Tensor:
         self.check_hidden_size(hidden)

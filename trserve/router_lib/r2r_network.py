@@ -90,6 +90,16 @@ class R2RNetwork:
             x = block(x)
         return linear(_normed(x, self._output_norm), *self._output).squeeze(-1).sigmoid_()
 
+    def to(self, device: torch.device) -> None:
+        """Move all tensors."""
+        self._norm, self._token_norm = _moved(self._norm, device), _moved(self._token_norm, device)
+        if self._embedding is not None:
+            self._embedding = self._embedding.to(device)
+        self._input = _on(self._input, device)
+        self._blocks = [block.to(device) for block in self._blocks]
+        self._output_norm = _on(self._output_norm, device)
+        self._output = _on(self._output, device)
+
     def _features(self, result: StepResult, tokenizer_size: int) -> torch.Tensor:
         parts = []
         if self._inputs.hidden:
@@ -180,9 +190,26 @@ class _Block:
         """Of its output."""
         return len(self.second[1])
 
+    def to(self, device: torch.device) -> _Block:
+        """The same weights there."""
+        return _Block(
+            norm=_on(self.norm, device),
+            first=_on(self.first, device),
+            second=_on(self.second, device),
+            change=_moved(self.change, device),
+        )
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         inner = linear(gelu(linear(_normed(x, self.norm), *self.first)), *self.second)
         return inner + (x if self.change is None else linear(x, *self.change))
+
+
+def _on(layer: Layer, device: torch.device) -> Layer:
+    return layer[0].to(device), layer[1].to(device)
+
+
+def _moved(layer: Layer | None, device: torch.device) -> Layer | None:
+    return None if layer is None else _on(layer, device)
 
 
 def _composed(outer: Layer, inner: Layer) -> Layer:

@@ -11,9 +11,11 @@ uncertain again, and the request would bounce for ever. ``BaseRouter.send`` keep
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
-from trserve.router_lib.base import BaseRouter, StepResult
+from trserve.router_lib.base import BaseRouter, RequestView, StepResult
 from trserve.router_lib.registry import R_STITCH_PARAMETERS
 from trserve.router_lib.signals import normalized_entropy
 
@@ -23,16 +25,25 @@ class RStitch(BaseRouter):
 
     parameters = R_STITCH_PARAMETERS
     above = True
+    capturable = True
 
     def score(self, result: StepResult) -> torch.Tensor:
         """The normalised entropy."""
         return normalized_entropy(result.logits, self.context.tokenizer_size)
 
+    def bounds(
+        self, params: Mapping[str, torch.Tensor], requests: Sequence[RequestView]
+    ) -> torch.Tensor:
+        """``tau``, at the large model less ``hysteresis``."""
+        return params["tau"] if self.model == 0 else params["tau"] - params["hysteresis"]
+
+    def crosses(self, score: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        """Uncertain at the small model; confident at the large one."""
+        return score > bounds if self.model == 0 else score <= bounds
+
     def route(self, result: StepResult) -> torch.Tensor:
         """Uncertain: to (or on at) the large model; confident: to (or on at) the small one."""
         entropy = self.score(result)
-        tau = result.params["tau"]
+        bounds = self.bounds(result.params, result.requests).to(entropy.device)
         # With two models the other one is always peer 1, so the mask is the destination.
-        if self.model == 0:
-            return (entropy > tau).long()
-        return (entropy <= tau - result.params["hysteresis"]).long()
+        return self.crosses(entropy, bounds).long()

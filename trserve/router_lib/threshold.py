@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 import torch
@@ -44,27 +44,36 @@ class ThresholdRouter(BaseRouter):
     def route(self, result: StepResult) -> torch.Tensor | Sequence[int]:
         """Model 0: to the other where uncertain. Model 1: back after ``visit_tokens`` tokens."""
         if self.model == 0:
-            return self._uncertain(result).long()
+            bounds = self.bounds(result.params, result.requests)
+            signal = self.signal(result)
+            return self.crosses(signal, bounds.to(signal.device)).long()
         wanted = result.params["visit_tokens"]
         if float(wanted.max()) <= 1.0:
             return [1] * len(result.requests)
         rows = zip(result.requests, wanted.tolist(), strict=True)
         return [int(_written(request) >= tokens) for request, tokens in rows]
 
-    def limits(self, result: StepResult) -> torch.Tensor:
+    def limits(
+        self, params: Mapping[str, torch.Tensor], requests: Sequence[RequestView]
+    ) -> torch.Tensor:
         """float32 [B]: each row's threshold, before any hysteresis."""
-        return result.params[self.parameters[0].name]
+        return params[self.parameters[0].name]
 
-    def _uncertain(self, result: StepResult) -> torch.Tensor:
-        signal, threshold = self.signal(result), self.limits(result)
-        hysteresis = result.params["hysteresis"]
-        if float(hysteresis.max()) > 0.0:
-            returned = torch.tensor([_has_just_returned(each) for each in result.requests])
-            margin = hysteresis * returned
-            threshold = threshold - margin if self.above else threshold + margin
+    def bounds(
+        self, params: Mapping[str, torch.Tensor], requests: Sequence[RequestView]
+    ) -> torch.Tensor:
+        """The limits; stricter by ``hysteresis`` right after the other model's token."""
+        limits, hysteresis = self.limits(params, requests), params["hysteresis"]
+        if float(hysteresis.max()) <= 0.0:
+            return limits
+        margin = hysteresis * torch.tensor([_has_just_returned(each) for each in requests])
+        return limits - margin if self.above else limits + margin
+
+    def crosses(self, score: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        """Where model 0 is uncertain."""
         if self.above:
-            return signal >= threshold if self.inclusive else signal > threshold
-        return signal <= threshold if self.inclusive else signal < threshold
+            return score >= bounds if self.inclusive else score > bounds
+        return score <= bounds if self.inclusive else score < bounds
 
     def send(self, req: RequestView, token: int) -> PeerReq:
         """By default what counts at which model; and the length at which the visit begins."""

@@ -17,6 +17,7 @@ class Entropy(ThresholdRouter):
     """To the other model where the normalised entropy exceeds the threshold."""
 
     parameters = ENTROPY_PARAMETERS
+    capturable = True
     above = True
 
     def signal(self, result: StepResult) -> torch.Tensor:
@@ -28,6 +29,7 @@ class TopProb(ThresholdRouter):
     """To the other model where the largest probability is below the threshold."""
 
     parameters = TOP_PROB_PARAMETERS
+    capturable = True
 
     def signal(self, result: StepResult) -> torch.Tensor:
         """max p."""
@@ -38,6 +40,7 @@ class Margin(ThresholdRouter):
     """To the other model where the two largest probabilities differ by less than the threshold."""
 
     parameters = MARGIN_PARAMETERS
+    capturable = True
 
     def signal(self, result: StepResult) -> torch.Tensor:
         """Largest p minus second largest p."""
