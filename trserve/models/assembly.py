@@ -16,6 +16,7 @@ from trserve.models.mlp import DenseMlp, Expert, SparseMlp
 from trserve.models.native.support import supported
 from trserve.models.quantized import Int8Linear
 from trserve.models.rope import interleave
+from trserve.models.sharding import WHOLE, Shard
 from trserve.models.spec import ExpertsSpec, ModelSpec
 from trserve.models.token_map import TokenMap
 
@@ -86,17 +87,21 @@ def assemble(
     *,
     int8: bool = False,
     token_map: TokenMap = UNMAPPED,
+    shard: Shard = WHOLE,
 ) -> Decoder:
     """The decoder of ``spec`` with the tensors of ``read``, each of which is read once.
 
     With ``int8`` the weights of all projections are quantized as they come. ``token_map`` says
-    which rows of the embedding and of the head stand for which ids.
+    which rows of the embedding and of the head stand for which ids. Of a model that several
+    processes share, ``spec`` and ``read`` are those of the share ``shard``.
     """
     embedding = _in_order(read("model.embed_tokens.weight"), token_map)
-    native = embedding.device.type == "cpu" and supported(spec, embedding.dtype)
+    on_cpu = embedding.device.type == "cpu" and shard.size == 1
+    native = on_cpu and supported(spec, embedding.dtype)
     layers = []
     for index in range(spec.num_layers):
-        layers.append(_LayerBuilder(spec, read, index, native=native, int8=int8).build())
+        builder = _LayerBuilder(spec, read, index, native=native, int8=int8, shard=shard)
+        layers.append(builder.build())
         if progress is not None:
             progress(index + 1, spec.num_layers)
     return Decoder(
@@ -127,9 +132,17 @@ class _LayerBuilder:
     """Fuses the tensors of one layer."""
 
     def __init__(
-        self, spec: ModelSpec, read: TensorSource, layer: int, *, native: bool, int8: bool
+        self,
+        spec: ModelSpec,
+        read: TensorSource,
+        layer: int,
+        *,
+        native: bool,
+        int8: bool,
+        shard: Shard,
     ) -> None:
         self._spec, self._layer, self._native, self._int8 = spec, layer, native, int8
+        self._shard = shard
         prefix = layer_prefix(layer)
         self._read: TensorSource = lambda name: read(f"{prefix}{name}")
 
@@ -168,7 +181,7 @@ class _LayerBuilder:
             weight = weight * norm.scale
         biases = fuse([self._read(f"{name}.bias") for name in names]) if bias else None
         if self._int8 and not exact:
-            return Int8Linear(weight, biases)
+            return self._shard.narrow(names[0], Int8Linear(weight, biases))
         return Linear(weight, biases, native=self._native)
 
     def _by_kv_head(self, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -6,6 +6,8 @@ that token alone: which others share the step changes at most roundings.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -54,9 +56,12 @@ class SparseMlp:
         router: to one logit for each of ``experts``.
         active: experts per token.
         normalized: whether the probabilities of a token's experts are scaled to a sum of one.
+
+    Attributes:
+        reduce: where every expert here is a part of one, what adds the other parts, in place.
     """
 
-    __slots__ = ("_active", "_experts", "_normalized", "_router", "norm")
+    __slots__ = ("_active", "_experts", "_normalized", "_router", "norm", "reduce")
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class SparseMlp:
         self._experts = experts
         self._active = active
         self._normalized = normalized
+        self.reduce: Callable[[torch.Tensor], None] | None = None
 
     def add_to(self, x: torch.Tensor, buffers: StepBuffers) -> None:
         """Add the mixture for ``x`` [T, hidden_size] to ``x``."""
@@ -82,7 +88,10 @@ class SparseMlp:
         by_token = torch.empty_like(computed).index_copy_(0, by_expert, computed)
         # In float32, and in the order of a token's own choices: neighbours change nothing.
         parts = by_token.view(len(x), self._active, -1) * weights.unsqueeze(-1)
-        x.add_(parts.sum(1))
+        total = parts.sum(1)
+        if self.reduce is not None:
+            self.reduce(total)
+        x.add_(total)
 
     def _route(self, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights, float32 [T, active], and chosen experts, int64 [T * active]."""
