@@ -2,7 +2,7 @@
 
 ``python -m bench.netproxy --to HOST:PORT --delay-ms 85 --jitter-ms 5 --stall-chance 0.01`` listens,
 says where, and takes commands from standard input, one a line, each answered with a line of JSON:
-``outage SECONDS``, ``cut``, ``restore``, ``reset``, ``counts``, ``weather {"delay_ms": 5, ...}``.
+``outage SECONDS``, ``cut``, ``restore``, ``reset``, ``counts``, ``log``, ``weather {...}``.
 It ends with its standard input. ``--check`` measures its delay in each direction instead, and fails
 where that is off by more than 2 ms.
 
@@ -16,30 +16,21 @@ import argparse
 import asyncio
 import contextlib
 import json
-import selectors
-import statistics
-import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from bench.netproxy_check import check, loop_factory
 from bench.netproxy_path import Counts, Relay
 from bench.netproxy_weather import Weather
 
 READY_TIMEOUT_S: Final = 20.0
 ANSWER_TIMEOUT_S: Final = 10.0
-ALLOWED_MS: Final = 2.0
-"""By how much the median delay of a direction may differ from what was asked for."""
-
-PINGS: Final = 40
-_PING_EVERY_S: Final = 0.01
-_STAMP: Final = struct.Struct("<d")
 _ROOT: Final = Path(__file__).parent.parent
 _READY: Final = "netproxy ready "
 
@@ -133,6 +124,10 @@ class NetProxy:
         """What went by since the start."""
         return Counts(**self._tell("counts"))
 
+    def log(self) -> list[tuple[float, bool, int]]:
+        """(moment, whether up, bytes) of each read since the last look; the latest 16,384."""
+        return [(at, up, size) for at, up, size in self._tell("log")["log"]]
+
     def _tell(self, command: str) -> Any:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n")
@@ -158,14 +153,6 @@ def _within(timeout_s: float, read: Callable[[], T]) -> T:
     return found[0]
 
 
-def loop_factory() -> asyncio.AbstractEventLoop:
-    """A loop whose timers are exact to microseconds: epoll and uvloop round to milliseconds.
-
-    select() takes descriptors below 1024, which leaves room for hundreds of connections.
-    """
-    return asyncio.SelectorEventLoop(selectors.SelectSelector())
-
-
 def weather_of(values: dict[str, Any]) -> Weather:
     """A Weather of JSON's values. Raises TypeError or ValueError."""
     outages = tuple((float(a), float(b)) for a, b in values.pop("outages", ()))
@@ -181,6 +168,10 @@ def obey(relay: Relay, command: str) -> dict[str, Any]:
     try:
         if word == "counts":
             return asdict(relay.path.counts)
+        if word == "log":
+            log = list(relay.path.log)
+            relay.path.log.clear()
+            return {"log": log}
         if word == "outage":
             relay.outage(float(rest))
         elif word == "weather":
@@ -215,72 +206,6 @@ async def _standard_input() -> asyncio.StreamReader:
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     return reader
-
-
-# -- its own delay ---------------------------------------------------------------------------
-
-
-async def measure(weather: Weather, pings: int = PINGS) -> tuple[list[float], list[float]]:
-    """Milliseconds from sending to arrival of ``pings`` small messages: up, and down."""
-    times: tuple[list[float], list[float]] = [], []
-
-    def note(data: bytes, into: list[float]) -> None:
-        sent = (stamp for (stamp,) in _STAMP.iter_unpack(data))
-        into.extend(1e3 * (time.perf_counter() - each) for each in sent)
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(pings):
-            note(await reader.readexactly(_STAMP.size), times[0])
-            writer.write(_STAMP.pack(time.perf_counter()))
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    target = server.sockets[0].getsockname()[:2]
-    relay = Relay((target[0], target[1]), weather)
-    port = await relay.listen("127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    # What is sent before the handshake would be over waits for it; that is no delay of the way.
-    await asyncio.sleep(3e-3 * weather.delay_ms)
-
-    async def hear() -> None:
-        for _ in range(pings):
-            note(await reader.readexactly(_STAMP.size), times[1])
-
-    heard = asyncio.create_task(hear())
-    for _ in range(pings):
-        writer.write(_STAMP.pack(time.perf_counter()))
-        await asyncio.sleep(_PING_EVERY_S)
-    await heard
-    writer.close()
-    await relay.close()
-    server.close()
-    return times
-
-
-def check(weather: Weather) -> list[dict[str, Any]]:
-    """A row a direction: the delay asked for, what was measured, whether it is near enough.
-
-    Jitter is looked at by its spread; stalls and outages are left out.
-    """
-    calm = replace(weather, stall_chance=0.0, outages=())
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        measured = runner.run(measure(replace(calm, jitter_ms=0.0)))
-        shaken = runner.run(measure(calm)) if calm.jitter_ms else measured
-    rows = []
-    for direction, steady, swung in zip(("up", "down"), measured, shaken, strict=True):
-        median = statistics.median(steady)
-        rows.append(
-            {
-                "direction": direction,
-                "asked_ms": calm.delay_ms,
-                "p50_ms": median,
-                "worst_ms": max(steady),
-                "jitter_asked_ms": calm.jitter_ms,
-                "jitter_seen_ms": (max(swung) - min(swung)) / 2,
-                "ok": abs(median - calm.delay_ms) <= ALLOWED_MS,
-            }
-        )
-    return rows
 
 
 # -- flags -----------------------------------------------------------------------------------

@@ -32,6 +32,10 @@ _AT_ONCE: Final = struct.pack("ii", 1, 0)
 """Of SO_LINGER: closing is a reset."""
 
 
+LOGGED: Final = 16_384
+"""Reads that are remembered between two looks at the log."""
+
+
 @dataclass
 class Counts:
     """Since the start: TCP payload read from those who dialled (``up``) and from the target."""
@@ -57,6 +61,7 @@ class Path:
     """What all connections share: the weather, its outages and the counts.
 
     ``began`` and all moments are the loop's. ``blocked`` while new and old connections are cut.
+    ``log``: (moment, whether up, bytes) of each read.
     """
 
     weather: Weather
@@ -64,6 +69,7 @@ class Path:
     counts: Counts = field(default_factory=Counts)
     out_until: float = 0.0
     blocked: bool = False
+    log: deque[tuple[float, bool, int]] = field(default_factory=lambda: deque(maxlen=LOGGED))
 
     def clear_at(self, moment: float) -> float:
         """``moment``, or when the outage that it lies in is over."""
@@ -107,6 +113,7 @@ class _Direction(asyncio.Protocol):
             packet = data[at : at + PACKET_BYTES]
             self._queue.append((self.clock.arrival(now, len(packet)), packet))
         packets = -(-len(data) // PACKET_BYTES)
+        self._path.log.append((now, self._up, len(data)))
         if self._up:
             counts.up_bytes += len(data)
             counts.up_packets += packets

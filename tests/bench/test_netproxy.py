@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.netproxy import NetProxy, check, obey
+from bench.netproxy import NetProxy, obey
+from bench.netproxy_check import check
 from bench.netproxy_path import PACKET_BYTES, Counts, Path, Relay
 from bench.netproxy_weather import Clock, Weather
 
@@ -133,6 +134,10 @@ def test_every_byte_comes_in_order_through_jitter_stalls_and_a_reset_of_nothing(
         assert counts.up_packets >= 400
         assert counts.stalls > 0
         assert counts.connections == 1
+        log = proxy.log()
+        assert sum(size for _, up, size in log if up) == len(sent)
+        assert sum(size for _, up, size in log if not up) == len(sent)
+        assert proxy.log() == []
 
 
 def test_the_first_bytes_wait_for_the_handshake_and_the_others_do_not() -> None:
