@@ -21,6 +21,7 @@ from trserve.ipc.control import (
     SOLVER_IDENTITY,
     ControlServer,
     Message,
+    is_worker,
     worker_identity,
 )
 from trserve.ipc.process import thread_environment
@@ -130,7 +131,7 @@ class Solving:
     def _ask_confirmation(self) -> None:
         """What a worker confirms comes behind the news in its queue, so it has those by then."""
         for child in self._children:
-            if child.ready and child.identity not in (GATEWAY_IDENTITY, SOLVER_IDENTITY):
+            if child.ready and is_worker(child.identity):
                 self._unconfirmed.add(child.identity)
                 self._control.send(child.identity, {"type": "confirm", "number": self._number})
 

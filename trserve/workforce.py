@@ -22,6 +22,7 @@ from trserve.plan import ServerPlan
 from trserve.restarts import WITHIN_S, Decision, Use, Verdict, WorkerDeaths
 from trserve.watchdog import Watchdog
 from trserve.worker_loss import StandIn, Step
+from trserve.workers.tp.group_files import group_fds
 
 REAPED_AFTER_S: Final = 10.0
 LOOK_EVERY_S: Final = 1.0
@@ -128,8 +129,9 @@ class Workforce:
         """Start all of its processes, or none. StartFailedError if the system has no room."""
         worker.start_at = None
         try:
-            for role in roles(self._plan, worker.index):
-                worker.crew.append(self._spawn(worker, role))
+            with group_fds(self._plan, worker.index) as fds:
+                for role in roles(self._plan, worker.index):
+                    worker.crew.append(self._spawn(worker, role, fds))
         except StartFailedError:
             for child in worker.crew:
                 child.process.kill()
@@ -139,10 +141,10 @@ class Workforce:
         for child in worker.crew:
             self._watch(child)
 
-    def _spawn(self, worker: _Worker, role: Role) -> Child:
+    def _spawn(self, worker: _Worker, role: Role, fds: tuple[int, ...]) -> Child:
         identity = worker_identity(worker.index, role.rank)
         title = worker.title + f", rank {role.rank}" * bool(role.rank)
-        arguments = replace(self._arguments(worker.index), rank=role.rank)
+        arguments = replace(self._arguments(worker.index), rank=role.rank, group_fds=fds)
         return Child.start(identity, title, role.module, arguments, role.env)
 
     def _of(self, child: Child) -> _Worker | None:

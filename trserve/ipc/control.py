@@ -24,6 +24,11 @@ def worker_identity(index: int, rank: int = 0) -> str:
     return f"worker-{index}-rank-{rank}" if rank else f"worker-{index}"
 
 
+def is_worker(identity: str) -> bool:
+    """Whether it is a worker's own, and not that of its further ranks, which decide nothing."""
+    return identity.startswith("worker-") and "-rank-" not in identity
+
+
 GATEWAY_IDENTITY: Final = "gateway"
 SOLVER_IDENTITY: Final = "solver"
 

@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,21 @@ log = logging.getLogger(__name__)
 _PROGRESS_EVERY_S = 0.5
 
 
-def _create_runner(plan: ServerPlan, index: int, control: ControlClient) -> Runner:
+def _create_runner(
+    plan: ServerPlan, arguments: ChildArguments, control: ControlClient, leaving: ExitStack
+) -> Runner:
+    index = arguments.index
     if plan.profile is not None:
         from trserve.emulated.runner import create_runner
 
         return create_runner(plan, index)
+    if plan.models[index].tp > 1:
+        from trserve.workers.tp import joining
+
+        place = joining.Place(plan, index, arguments.rank, arguments.group_fds)
+        first = joining.create_runner(place, _progress(control))
+        leaving.callback(first.close)
+        return first
     import torch
 
     from trserve.models.loading import load_model
@@ -214,9 +225,9 @@ def _on_control(
     return True
 
 
-def _prepare(arguments: ChildArguments, control: ControlClient) -> WorkerLoop:
+def _prepare(arguments: ChildArguments, control: ControlClient, leaving: ExitStack) -> WorkerLoop:
     plan = msgspec.convert(say_hello(control), ServerPlan)
-    runner = _create_runner(plan, arguments.index, control)
+    runner = _create_runner(plan, arguments, control, leaving)
     loop = _create_loop(arguments, plan, runner, control)
     # Whatever is alive now stays: the collector need never walk the model again.
     gc.collect()
@@ -237,10 +248,12 @@ def main() -> int:
     begin_child(arguments)
     control = ControlClient(arguments.control, worker_identity(arguments.index))
     exit_on_error = EXIT_UNAVAILABLE
+    leaving = ExitStack()
     try:
-        loop = _prepare(arguments, control)
+        loop = _prepare(arguments, control, leaving)
         exit_on_error = EXIT_WORKER_LOST
         _run(loop)
+        leaving.close()  # not after an error: the launcher ends the other ranks, and says why
     except StartupError as error:
         return _fail(control, str(error), error.exit_code)
     except Exception as error:
