@@ -33,6 +33,8 @@ class PlanArrays:
         last_block_len: [R], tokens in each row's last block.
         blocks: [block_start[R]].
         used: entries of ``memory`` that this step uses.
+        widest: tokens of the row that computes most.
+        longest: blocks of the longest row.
     """
 
     def __init__(self, paged: PagedLayers, memory: Int32Array) -> None:
@@ -59,6 +61,7 @@ class PlanArrays:
         self.kv_len[:real] = batch.kv_len[:real]
         if rows > real:
             self._pad(real, rows, batch.width)
+        self.widest = batch.width or int(np.diff(self.query_start).max())
         self._fill_blocks(batch, real, rows)
 
     def _pad(self, real: int, rows: int, width: int) -> None:

@@ -7,17 +7,13 @@ triton.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch.nn import functional
 
+from trserve.models.cuda.ops_rows import NO_TOKEN, Epilogue, Filters
 from trserve.params import GREEDY_BELOW
-
-if TYPE_CHECKING:
-    from trserve.models.cuda.ops import Epilogue, Filters
-
-NO_TOKEN: Final = -1
 
 _WORD: Final = 0xFFFFFFFF
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)

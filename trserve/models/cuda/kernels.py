@@ -1,0 +1,210 @@
+"""Triton kernels of a layer's small operations: norms, rotation and storing, the gated unit.
+
+Each launcher takes what the function of the same name in ``ops`` takes and is documented there. A
+program computes in float32 and rounds once, as it stores. Imported only where a kernel is to run.
+Knows tensors and launches; nothing of layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+Pointer = Any
+Scalar = Any
+Tensor = Any
+
+_COLUMNS: Final = 1024
+"""Columns of the gated unit that one program computes."""
+
+
+@triton.jit
+def normed(x: Tensor, weight: Tensor, size: tl.constexpr, eps: Scalar) -> Tensor:
+    """The norm of one row ``x`` float32, zero past ``size``."""
+    mean = tl.sum(x * x, 0) / size
+    return x / tl.sqrt_rn(mean + eps) * weight
+
+
+@triton.jit
+def rms_norm_kernel(
+    x: Pointer, weight: Pointer, out: Pointer, eps: Scalar, SIZE: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """One program a row."""
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    column = tl.arange(0, BLOCK)
+    real = column < SIZE
+    wide = tl.load(x + row + column, mask=real, other=0.0).to(tl.float32)
+    scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    result = normed(wide, scale, SIZE, eps)
+    tl.store(out + row + column, result.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def add_rms_norm_kernel(
+    x: Pointer,
+    residual: Pointer,
+    weight: Pointer,
+    out: Pointer,
+    eps: Scalar,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a row; the norm is that of the sum as it is stored."""
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    column = tl.arange(0, BLOCK)
+    real = column < SIZE
+    added = tl.load(x + row + column, mask=real, other=0.0).to(tl.float32)
+    before = tl.load(residual + row + column, mask=real, other=0.0).to(tl.float32)
+    total = (before + added).to(residual.dtype.element_ty)
+    tl.store(residual + row + column, total, mask=real)
+    scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    result = normed(total.to(tl.float32), scale, SIZE, eps)
+    tl.store(out + row + column, result.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def silu_mul_kernel(
+    gate_up: Pointer, out: Pointer, SIZE: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """One program a row and ``BLOCK`` columns."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < SIZE
+    gate = tl.load(gate_up + row * 2 * SIZE + column, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + column, mask=real, other=0.0).to(tl.float32)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * SIZE + column, result.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def rope_and_store_kernel(
+    qkv: Pointer,
+    positions: Pointer,
+    slots: Pointer,
+    rotations: Pointer,
+    kv: Pointer,
+    q: Pointer,
+    q_norm: Pointer,
+    k_norm: Pointer,
+    eps: Scalar,
+    block_stride: Scalar,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NORMED: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+) -> None:
+    """One program a token and KV head: its queries, its key, its value, as rows of pairs."""
+    token = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    half: tl.constexpr = DIM // 2
+    head = tl.arange(0, HEADS_PADDED)[:, None]
+    pair = tl.arange(0, HALF_PADDED)[None, :]
+    real = (head < GROUP + 2) & (pair < half)
+    place = qkv + (token * KV_HEADS + kv_head) * (GROUP + 2) * DIM + head * DIM + 2 * pair
+    even = tl.load(place, mask=real, other=0.0).to(tl.float32)
+    odd = tl.load(place + 1, mask=real, other=0.0).to(tl.float32)
+    rotated = real & (head <= GROUP)
+    out_even, out_odd = even, odd
+    if NORMED:
+        mean = tl.sum(even * even + odd * odd, 1)[:, None] / DIM
+        root = tl.sqrt_rn(mean + eps)
+        is_query = real & (head < GROUP)
+        is_key = real & (head == GROUP)
+        weight_even = tl.load(q_norm + 2 * pair + 0 * head, mask=is_query, other=0.0) + tl.load(
+            k_norm + 2 * pair + 0 * head, mask=is_key, other=0.0
+        )
+        weight_odd = tl.load(q_norm + 2 * pair + 1 + 0 * head, mask=is_query, other=0.0) + tl.load(
+            k_norm + 2 * pair + 1 + 0 * head, mask=is_key, other=0.0
+        )
+        out_even = even / root * weight_even.to(tl.float32)
+        out_odd = odd / root * weight_odd.to(tl.float32)
+    turn = rotations + (tl.load(positions + token).to(tl.int64) * half + pair) * 2
+    cosine = tl.load(turn, mask=pair < half, other=0.0)
+    sine = tl.load(turn + 1, mask=pair < half, other=0.0)
+    turned_even = out_even * cosine - out_odd * sine
+    turned_odd = out_even * sine + out_odd * cosine
+    even = tl.where(rotated, turned_even, even)
+    odd = tl.where(rotated, turned_odd, odd)
+
+    is_query = real & (head < GROUP)
+    to = q + ((token * KV_HEADS + kv_head) * GROUP + head) * DIM + 2 * pair
+    tl.store(to, even.to(q.dtype.element_ty), mask=is_query)
+    tl.store(to + 1, odd.to(q.dtype.element_ty), mask=is_query)
+
+    slot = tl.load(slots + token).to(tl.int64)
+    stored = real & (head >= GROUP) & (slot >= 0)
+    # Keys and values of a block lie KV_HEADS * BLOCK_SIZE * DIM apart.
+    part = (head - GROUP) * KV_HEADS + kv_head
+    within = (part * BLOCK_SIZE + slot % BLOCK_SIZE) * DIM + 2 * pair
+    to = kv + slot // BLOCK_SIZE * block_stride + within
+    tl.store(to, even.to(kv.dtype.element_ty), mask=stored)
+    tl.store(to + 1, odd.to(kv.dtype.element_ty), mask=stored)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+    """See :func:`trserve.models.cuda.ops.rms_norm`."""
+    rows, size = x.shape
+    block = triton.next_power_of_2(size)
+    rms_norm_kernel[(rows,)](x, weight, out, eps, size, block, num_warps=_warps(block))
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+) -> None:
+    """See :func:`trserve.models.cuda.ops.add_rms_norm`."""
+    rows, size = x.shape
+    block = triton.next_power_of_2(size)
+    warps = _warps(block)
+    add_rms_norm_kernel[(rows,)](x, residual, weight, out, eps, size, block, num_warps=warps)
+
+
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """See :func:`trserve.models.cuda.ops.silu_mul`."""
+    rows, size = out.shape
+    silu_mul_kernel[(rows, triton.cdiv(size, _COLUMNS))](gate_up, out, size, _COLUMNS)
+
+
+def rope_and_store(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    rotations: torch.Tensor,
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+) -> None:
+    """See :func:`trserve.models.cuda.ops.rope_and_store`."""
+    tokens, kv_heads, heads, dim = qkv.shape
+    rope_and_store_kernel[(tokens, kv_heads)](
+        qkv,
+        positions,
+        slots,
+        rotations,
+        kv,
+        q,
+        # Without norms the kernel never reads these.
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        eps,
+        kv.stride(0),
+        kv_heads,
+        heads - 2,
+        dim,
+        kv.shape[3],
+        q_norm is not None,
+        triton.next_power_of_2(heads),
+        triton.next_power_of_2(dim // 2),
+    )
+
+
+def _warps(block: int) -> int:
+    """Warps of a program over ``block`` columns: 8 elements a thread, within bounds."""
+    return min(16, max(1, block // 256))

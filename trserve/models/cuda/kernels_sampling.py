@@ -1,0 +1,378 @@
+"""Triton kernels that draw tokens: ``ops.sample`` is documented there.
+
+A row's columns are shared by several programs (``kernels_logits.COLUMNS`` each). Without filters
+two kernels suffice: sums of the parts, then the part and the column where the number falls. With
+filters a lowest weight to keep is found before, without sorting: what top_k and top_p ask for is
+the largest logit t such that F(t), the count or the weight of all logits from t on, reaches a
+target; and a logit's bits, as an integer that orders like the number, are found four at a time from
+the top (radix selection). Every pass sums a digit's sixteen values by part; the next pass, in every
+program of the row alike, picks the digit. All sums run in a fixed order, so a replay repeats them.
+
+Imported only where a kernel is to run. Knows no requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from trserve.models.cuda import kernels_logits
+from trserve.models.cuda.kernels import Pointer, Scalar, Tensor
+from trserve.models.cuda.ops_rows import Epilogue, Filters
+from trserve.params import GREEDY_BELOW
+
+_PASSES: Final = 8
+_WARPS: Final = 8
+
+_GREEDY_BELOW: tl.constexpr = tl.constexpr(GREEDY_BELOW)
+_DIGITS: tl.constexpr = tl.constexpr(16)
+_DIGIT_BITS: tl.constexpr = tl.constexpr(4)
+_STATE: tl.constexpr = tl.constexpr(3)
+_LOWEST_KEY: tl.constexpr = tl.constexpr(0x007FFFFF)
+"""The key of minus infinity."""
+
+
+@triton.jit
+def weights_of(z: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
+    """exp((z - largest) / temperature), float64."""
+    return tl.exp((z.to(tl.float64) - largest.to(tl.float64)) / temperature)
+
+
+@triton.jit
+def temperature_of(temperatures: Pointer, row: Tensor) -> Tensor:
+    """A row's temperature, 1 for greedy rows: they are computed along and not used."""
+    temperature = tl.load(temperatures + row)
+    return tl.where(temperature < _GREEDY_BELOW, 1.0, temperature)
+
+
+@triton.jit
+def key_of(z: Tensor) -> Tensor:
+    """A number below 2^32, int64, that orders as the float32 ``z`` does."""
+    bits = z.to(tl.int32, bitcast=True).to(tl.int64)
+    return tl.where(bits < 0, -1 - bits, bits + 2147483648)
+
+
+@triton.jit
+def logit_of(key: Tensor) -> Tensor:
+    """The inverse of :func:`key_of`."""
+    bits = tl.where(key < 2147483648, -1 - key, key - 2147483648)
+    return bits.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def picked(
+    histogram: Pointer,
+    states: Pointer,
+    wanted: Tensor,
+    row: Tensor,
+    BY_WEIGHT: tl.constexpr,
+    FIRST: tl.constexpr,
+    PARTS: tl.constexpr,
+    PADDED: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The state after the pass that left ``histogram`` float64 [B, PARTS, 16].
+
+    The state is the key's digits so far, F above them, and the target; ``states`` float64 [B, 3] is
+    the one before. ``wanted`` is the target, or, by weight, the share of the total.
+    """
+    part = tl.arange(0, PADDED)[:, None]
+    digit = tl.arange(0, _DIGITS)
+    at = histogram + (row * PARTS + part) * _DIGITS + digit[None, :]
+    values = tl.sum(tl.load(at, mask=part < PARTS, other=0.0), 0)
+    from_on = tl.cumsum(values, 0, reverse=True)
+    if FIRST:
+        prefix = row.to(tl.int64) * 0
+        above = wanted * 0.0
+        target = wanted
+        if BY_WEIGHT:
+            target = wanted * tl.sum(values, 0)
+    else:
+        prefix = tl.load(states + row * _STATE).to(tl.int64)
+        above = tl.load(states + row * _STATE + 1)
+        target = tl.load(states + row * _STATE + 2)
+    reached = above + from_on >= target
+    chosen = tl.max(tl.where(reached, digit, 0), 0)
+    # From the digits above the chosen one, not by difference: that would round once more.
+    above += tl.sum(tl.where(digit == chosen + 1, from_on, 0.0), 0)
+    return prefix * _DIGITS + chosen, above, target
+
+
+@triton.jit
+def select_kernel(
+    logits: Pointer,
+    largest: Pointer,
+    temperatures: Pointer,
+    weights: Pointer,
+    lowest: Pointer,
+    wanted: Pointer,
+    before: Pointer,
+    after: Pointer,
+    states_before: Pointer,
+    states_after: Pointer,
+    stride: Scalar,
+    size: Scalar,
+    PASS: tl.constexpr,
+    BY_WEIGHT: tl.constexpr,
+    PARTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One pass over the columns of one program: sums by the next digit of the keys that match.
+
+    By count every column weighs 1; by weight ``weights`` float64 [B, PARTS * BLOCK] is filled in
+    the first pass, zero below ``lowest`` [B], and read by the others.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    real = column < size
+    z = tl.load(logits + row * stride + column, mask=real, other=-float("inf")).to(tl.float32)
+    key = key_of(z)
+    values = tl.where(real, 1.0, 0.0).to(tl.float64)
+    if BY_WEIGHT:
+        kept = weights + row * PARTS * BLOCK + column
+        if PASS == 0:
+            values = weights_of(z, tl.load(largest + row), temperature_of(temperatures, row))
+            values = tl.where(values < tl.load(lowest + row), 0.0, values)
+            tl.store(kept, values)
+        else:
+            values = tl.load(kept)
+    if PASS > 0:
+        target = tl.load(wanted + row).to(tl.float64)
+        prefix, above, target = picked(
+            before, states_before, target, row, BY_WEIGHT, PASS == 1, PARTS, PADDED
+        )
+        if part == 0:
+            tl.store(states_after + row * _STATE, prefix.to(tl.float64))
+            tl.store(states_after + row * _STATE + 1, above)
+            tl.store(states_after + row * _STATE + 2, target)
+        values = tl.where(key >> (32 - _DIGIT_BITS * PASS) == prefix, values, 0.0)
+    digit = (key >> (28 - _DIGIT_BITS * PASS)) & 15
+    to = after + (row * PARTS + part) * _DIGITS
+    for value in tl.static_range(_DIGITS):
+        tl.store(to + value, tl.sum(tl.where(digit == value, values, 0.0), 0))
+
+
+@triton.jit
+def threshold_kernel(
+    histogram: Pointer,
+    states: Pointer,
+    wanted: Pointer,
+    largest: Pointer,
+    temperatures: Pointer,
+    lowest: Pointer,
+    out: Pointer,
+    BY_WEIGHT: tl.constexpr,
+    PARTS: tl.constexpr,
+    PADDED: tl.constexpr,
+) -> None:
+    """One program a row: the weight of the logit that the passes found.
+
+    ``out`` [B] takes it, or ``lowest`` [B] where that is more or the filter is off.
+    """
+    row = tl.program_id(0)
+    asked = tl.load(wanted + row).to(tl.float64)
+    key, _, _ = picked(histogram, states, asked, row, BY_WEIGHT, False, PARTS, PADDED)
+    if BY_WEIGHT:
+        on = asked < 1.0
+    else:
+        on = asked > 0.0
+    # Where rounding leaves the target out of reach, the key is the lowest: all are kept.
+    on = on & (key > _LOWEST_KEY)
+    weight = weights_of(logit_of(key), tl.load(largest + row), temperature_of(temperatures, row))
+    floor = tl.load(lowest + row)
+    tl.store(out + row, tl.where(on & (weight > floor), weight, floor))
+
+
+@triton.jit
+def kept_weights(
+    logits: Pointer,
+    largest: Pointer,
+    temperatures: Pointer,
+    lowest: Pointer,
+    row: Tensor,
+    column: Tensor,
+    stride: Scalar,
+    size: Scalar,
+    FILTERED: tl.constexpr,
+) -> Tensor:
+    """The weights of the row's columns, zero for those that the filters remove."""
+    real = column < size
+    z = tl.load(logits + row * stride + column, mask=real, other=-float("inf")).to(tl.float32)
+    weights = weights_of(z, tl.load(largest + row), temperature_of(temperatures, row))
+    if FILTERED:
+        weights = tl.where(weights < tl.load(lowest + row), 0.0, weights)
+    return tl.where(real, weights, 0.0)
+
+
+@triton.jit
+def part_sums_kernel(
+    logits: Pointer,
+    largest: Pointer,
+    temperatures: Pointer,
+    lowest: Pointer,
+    sums: Pointer,
+    stride: Scalar,
+    size: Scalar,
+    FILTERED: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a row and part; ``sums`` float64 [B, PARTS] takes the weight of the part."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    weights = kept_weights(
+        logits, largest, temperatures, lowest, row, column, stride, size, FILTERED
+    )
+    tl.store(sums + row * PARTS + part, tl.sum(weights, 0))
+
+
+@triton.jit
+def draw_kernel(
+    logits: Pointer,
+    largest: Pointer,
+    temperatures: Pointer,
+    lowest: Pointer,
+    sums: Pointer,
+    numbers: Pointer,
+    best: Pointer,
+    finite: Pointer,
+    out: Pointer,
+    stride: Scalar,
+    size: Scalar,
+    FILTERED: tl.constexpr,
+    PARTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a row: the part in which its number falls, then the column."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PADDED)
+    part_sums = tl.load(sums + row * PARTS + part, mask=part < PARTS, other=0.0)
+    cumulative = tl.cumsum(part_sums, 0)
+    target = tl.load(numbers + row) * tl.sum(tl.where(part == PARTS - 1, cumulative, 0.0), 0)
+    # Where rounding takes the target up to the total: the last part that weighs anything.
+    weighing = tl.max(tl.where(part_sums > 0.0, part, 0), 0)
+    passed = tl.sum((cumulative <= target).to(tl.int32), 0)
+    chosen = tl.minimum(passed, weighing)
+    before = tl.sum(tl.where(part == chosen - 1, cumulative, 0.0), 0)
+    column = chosen * BLOCK + tl.arange(0, BLOCK)
+    weights = kept_weights(
+        logits, largest, temperatures, lowest, row, column, stride, size, FILTERED
+    )
+    reached = (before + tl.cumsum(weights, 0) > target) & (weights > 0.0)
+    last = tl.max(tl.where(weights > 0.0, column, 0), 0)
+    drawn = tl.minimum(tl.min(tl.where(reached, column, 2147483647), 0), last)
+    draws = (tl.load(finite + row) > 0) & (tl.load(temperatures + row) >= _GREEDY_BELOW)
+    token = tl.where(draws, drawn, tl.load(best + row))
+    tl.store(out + row, token.to(out.dtype.element_ty))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What every launch needs to know of the logits."""
+
+    logits: torch.Tensor
+    size: int
+    largest: torch.Tensor
+    temperatures: torch.Tensor
+    parts: int
+    padded: int
+    block: int
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(len(self.logits), *shape, dtype=torch.float64, device=self.logits.device)
+
+
+def sample(
+    logits: torch.Tensor,
+    tokenizer_size: int,
+    best: Epilogue,
+    temperatures: torch.Tensor,
+    numbers: torch.Tensor,
+    out: torch.Tensor,
+    filters: Filters | None,
+) -> None:
+    """See :func:`trserve.models.cuda.ops.sample`."""
+    block = kernels_logits.COLUMNS
+    parts = triton.cdiv(tokenizer_size, block)
+    padded = triton.next_power_of_2(parts)
+    rows = _Rows(logits, tokenizer_size, best.largest, temperatures, parts, padded, block)
+    filtered = filters is not None
+    lowest = temperatures if filters is None else _thresholds(rows, filters)
+    sums = rows.empty(parts)
+    common = (logits, best.largest, temperatures, lowest, sums)
+    part_sums_kernel[(len(logits), parts)](
+        *common, logits.stride(0), tokenizer_size, filtered, parts, block, num_warps=_WARPS
+    )
+    draw_kernel[(len(logits),)](
+        *common,
+        numbers,
+        best.tokens,
+        best.finite,
+        out,
+        logits.stride(0),
+        tokenizer_size,
+        filtered,
+        parts,
+        padded,
+        block,
+        num_warps=_WARPS,
+    )
+
+
+def _thresholds(rows: _Rows, filters: Filters) -> torch.Tensor:
+    """The lowest weight to keep, float64 [B]."""
+    kth = _select(rows, filters.top_k, torch.zeros_like(filters.min_p), by_weight=False)
+    nucleus = _select(rows, filters.top_p, kth, by_weight=True)
+    return torch.maximum(nucleus, filters.min_p)
+
+
+def _select(
+    rows: _Rows, wanted: torch.Tensor, lowest: torch.Tensor, *, by_weight: bool
+) -> torch.Tensor:
+    """``lowest`` raised to the threshold of one filter; by weight it is about what is left."""
+    count = len(rows.logits)
+    histograms = [rows.empty(rows.parts, _DIGITS.value) for _ in range(2)]
+    states = [rows.empty(_STATE.value) for _ in range(2)]
+    weights = rows.empty(rows.parts * rows.block) if by_weight else histograms[0]
+    for index in range(_PASSES):
+        odd = index % 2
+        select_kernel[(count, rows.parts)](
+            rows.logits,
+            rows.largest,
+            rows.temperatures,
+            weights,
+            lowest,
+            wanted,
+            histograms[1 - odd],
+            histograms[odd],
+            states[1 - odd],
+            states[odd],
+            rows.logits.stride(0),
+            rows.size,
+            index,
+            by_weight,
+            rows.parts,
+            rows.padded,
+            rows.block,
+            num_warps=_WARPS,
+        )
+    out = torch.empty_like(lowest)
+    threshold_kernel[(count,)](
+        histograms[1],
+        states[1],
+        wanted,
+        rows.largest,
+        rows.temperatures,
+        lowest,
+        out,
+        by_weight,
+        rows.parts,
+        rows.padded,
+        num_warps=1,
+    )
+    return out
