@@ -13,6 +13,7 @@ import msgspec
 
 from trserve.config import LaunchConfig
 from trserve.config_hosts import LINKS
+from trserve.edge.onnx.placement import as_rows, without_exports
 from trserve.edge.remote_models import ask_hosts
 from trserve.emulated.placement import place
 from trserve.emulated.profile import Profile
@@ -143,6 +144,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         members = find_members(config, places)
     router, router_config = choose_router(config, members)
     models = local_models(members)
+    config = as_rows(config, models) if device == "onnx" else without_exports(config, models)
     tokenizer = Tokenizer.load(models[0].tokenizer_path)
     maps = token_maps(tokenizer, models)
     plans = plan_models(config, members, facts, maps)
@@ -212,6 +214,8 @@ def choose_device(config: LaunchConfig) -> str:
         raise ConfigError(f"--profile {profile}: is for --device emulated, not {device}")
     if device in ("auto", "cpu"):
         return "cpu"
+    if device == "onnx":
+        return device
     raise ModelUnavailableError(
         f"--device {device}: this version runs models on the CPU only\n"
         "use --device cpu, or --device emulated, which only takes a device's time"

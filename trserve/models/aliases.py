@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from trserve import demo
+from trserve.edge.onnx.files import is_onnx_model
 from trserve.errors import ModelUnavailableError
 from trserve.models.spec import ModelSpec, read_json, read_spec
 
@@ -158,7 +159,7 @@ def _checkpoint(name: str, path: Path, load_format: LoadFormat) -> ResolvedModel
         if tokenizer is None and load_format == "dummy":
             return _with_embedded_tokenizer(name, path)
         spec = read_spec(path)
-        if path.is_dir() and load_format != "dummy":
+        if path.is_dir() and load_format != "dummy" and not is_onnx_model(path):
             weight_files(path)
         return ResolvedModel(name, path, spec, tokenizer or path)
     except ModelUnavailableError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from trserve.models.assembly import UNMAPPED, Progress, assemble, expected_tensors
+from trserve.models.assembly import UNMAPPED, Progress, TensorSource, assemble, expected_tensors
 from trserve.models.decoder import Decoder
 from trserve.models.spec import ModelSpec
 from trserve.models.token_map import TokenMap
@@ -28,7 +28,15 @@ def dummy_decoder(
     progress: Progress | None = None,
     token_map: TokenMap = UNMAPPED,
 ) -> Decoder:
-    """A decoder of the given shape with random weights, the same for the same seed.
+    """A decoder of the given shape with random weights, the same for the same seed."""
+    read = dummy_source(spec, dtype=dtype, seed=seed)
+    return assemble(spec, read, progress, int8=int8, token_map=token_map)
+
+
+def dummy_source(
+    spec: ModelSpec, *, dtype: torch.dtype, seed: int = 0, device: torch.device | None = None
+) -> TensorSource:
+    """Random tensors of the given shape, the same for the same seed, wherever they are to be.
 
     Drawing billions of numbers takes minutes. So a few million are drawn, and every tensor runs
     around them from a start of its own, which depends on its name alone: the weights of one layer
@@ -36,16 +44,16 @@ def dummy_decoder(
     """
     shapes = expected_tensors(spec)
     generator = torch.Generator().manual_seed(seed)
-    pool = torch.empty(_POOL_SIZE).normal_(0.0, _INIT_STD, generator=generator).to(dtype)
+    pool = torch.empty(_POOL_SIZE).normal_(0.0, _INIT_STD, generator=generator).to(device, dtype)
 
     def draw(name: str) -> torch.Tensor:
         if name.endswith("norm.weight"):
-            return torch.ones(shapes[name], dtype=dtype)
-        tensor = torch.empty(shapes[name], dtype=dtype)
+            return torch.ones(shapes[name], dtype=dtype, device=device)
+        tensor = torch.empty(shapes[name], dtype=dtype, device=device)
         _fill(tensor.view(-1), pool, _stable_hash(seed, name) % _POOL_SIZE)
         return tensor
 
-    return assemble(spec, draw, progress, int8=int8, token_map=token_map)
+    return draw
 
 
 def _fill(flat: torch.Tensor, pool: torch.Tensor, start: int) -> None:

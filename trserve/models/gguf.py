@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from trserve.errors import ModelUnavailableError
-from trserve.models.assembly import UNMAPPED, Progress, assemble, expected_tensors
+from trserve.models.assembly import UNMAPPED, Progress, TensorSource, assemble, expected_tensors
 from trserve.models.decoder import Decoder
 from trserve.models.gguf_file import QUANTIZATIONS, GgufFile
 from trserve.models.rope import deinterleave
@@ -65,6 +65,16 @@ def load_gguf(
     The file is mapped, not read, so memory never holds more than the decoder and one layer.
 
     Raises:
+        ModelUnavailableError: as :func:`gguf_source`.
+    """
+    read = gguf_source(path, spec, dtype)
+    return assemble(spec, read, progress, int8=int8, token_map=token_map)
+
+
+def gguf_source(path: Path, spec: ModelSpec, dtype: torch.dtype) -> TensorSource:
+    """The tensors of the GGUF file ``path``, dequantized and converted to ``dtype``.
+
+    Raises:
         ModelUnavailableError: the file is damaged, or a tensor is missing or has another shape
             than ``spec`` says; the message names it.
     """
@@ -80,7 +90,7 @@ def load_gguf(
             tensor = deinterleave(tensor, spec.head_dim)
         return tensor
 
-    return assemble(spec, read, progress, int8=int8, token_map=token_map)
+    return read
 
 
 def stored_name(name: str) -> str:

@@ -6,7 +6,8 @@ memory plans or of downloads.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,17 @@ from safetensors import SafetensorError, safe_open
 from trserve.errors import ModelUnavailableError
 from trserve.ipc.slab import available_memory
 from trserve.models.aliases import LoadFormat, weight_files
-from trserve.models.assembly import UNMAPPED, Progress, assemble, expected_tensors
+from trserve.models.assembly import (
+    UNMAPPED,
+    Progress,
+    TensorSource,
+    assemble,
+    expected_tensors,
+)
 from trserve.models.decoder import Decoder
-from trserve.models.dummy import dummy_decoder
+from trserve.models.dummy import dummy_decoder, dummy_source
 from trserve.models.fit import check_weights_fit
-from trserve.models.gguf import load_gguf
+from trserve.models.gguf import gguf_source, load_gguf
 from trserve.models.spec import ModelSpec
 from trserve.models.token_map import TokenMap
 
@@ -77,15 +84,28 @@ def load_decoder(
     Raises:
         ModelUnavailableError: as :func:`load_model`; the message names the file or tensor.
     """
-    with ExitStack() as stack:
-        located = _locate(stack, path)
-        _check(located, spec, path)
-
-        def read(name: str) -> torch.Tensor:
-            tensor: torch.Tensor = located[name].get_tensor(name)
-            return tensor.to(dtype)
-
+    with tensors_of(path, spec, dtype=dtype) as read:
         return assemble(spec, read, progress, int8=int8, token_map=token_map)
+
+
+@contextmanager
+def tensors_of(
+    path: Path, spec: ModelSpec, *, dtype: torch.dtype, load_format: LoadFormat = "auto"
+) -> Iterator[TensorSource]:
+    """The tensors that :func:`load_model` would assemble, for who writes them down instead.
+
+    Raises:
+        ModelUnavailableError: as :func:`load_model`, but memory is not looked at.
+    """
+    with ExitStack() as stack:
+        if load_format == "dummy":
+            yield dummy_source(spec, dtype=dtype)
+        elif path.suffix == ".gguf":
+            yield gguf_source(path, spec, dtype)
+        else:
+            located = _locate(stack, path)
+            _check(located, spec, path)
+            yield lambda name: located[name].get_tensor(name).to(dtype)
 
 
 def _locate(stack: ExitStack, path: Path) -> dict[str, Any]:

@@ -55,6 +55,10 @@ def _create_runner(
         from trserve.emulated.runner import create_runner
 
         return create_runner(plan, index)
+    if plan.device == "onnx":
+        from trserve.edge.onnx import runner
+
+        return runner.create_runner(plan, index, _progress(control))
     if plan.models[index].tp > 1:
         from trserve.workers.tp import joining
 
