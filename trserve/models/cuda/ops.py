@@ -201,3 +201,7 @@ def require_triton() -> None:
             "--device cuda needs triton, which is not installed here; CUDA builds of torch bring "
             "it, else install the extra: pip install 'trserve[gpu-test]'"
         )
+    if INTERPRETED:
+        from trserve.models.cuda.interpreting import allow_loops
+
+        allow_loops()
