@@ -22,7 +22,9 @@ KILL_AFTER_S = 5.0
 class Process(Protocol):
     """What a launcher needs of a process; ``subprocess.Popen`` has it."""
 
-    returncode: int | Any
+    @property
+    def returncode(self) -> int | Any:
+        """Its exit status, once it has been waited for."""
 
     def kill(self) -> None:
         """End it now."""
