@@ -16,6 +16,8 @@ from trserve.calibration.options import calibrate_command
 from trserve.completion import completion_command
 from trserve.config_show import config_command
 from trserve.doctor.options import doctor_command
+from trserve.edge.keys_command import edge_command
+from trserve.edge.onnx.options import export_onnx_command
 from trserve.exits import one_line_errors
 from trserve.launch_options import TopicsCommand, launch_options, settings_of
 from trserve.planning.options import plan_command
@@ -88,7 +90,7 @@ def _keys_command() -> click.Group:
 
         click.echo(new_key())
 
-    group = click.Group("keys", help="Keys for `trserve launch --api-key` and `--admin-key`.")
+    group = click.Group("keys", help="Keys for --api-key, --admin-key and --edge-keys.")
     group.add_command(
         click.Command(
             "new",
@@ -98,6 +100,7 @@ def _keys_command() -> click.Group:
             short_help="Print a fresh key.",
         )
     )
+    group.add_command(edge_command())
     return group
 
 
@@ -130,6 +133,7 @@ PURPOSES: Final[dict[str, list[click.Command]]] = {
         convert_router_command(),
     ],
     "Scheduling": [plan_command()],
+    "Other hosts": [export_onnx_command()],
     "This command": [completion_command()],
 }
 """The commands that the help shows, by what they are for."""

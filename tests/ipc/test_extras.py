@@ -16,6 +16,7 @@ EXTRAS = st.builds(
     empty=st.booleans(),
     length=st.integers(0, 2**28 - 1),
     router=st.binary(max_size=64),
+    alone=st.booleans(),
 )
 
 
@@ -26,10 +27,11 @@ def test_what_is_written_is_read(extras: Extras) -> None:
     found = read_extras(bank)
     assert found.router == extras.router.ljust(64, b"\0")
     assert found.pending_ns // 1000 == extras.pending_ns // 1000
-    assert (found.stored_ns, found.empty, found.length) == (
+    assert (found.stored_ns, found.empty, found.length, found.alone) == (
         extras.stored_ns,
         extras.empty,
         extras.length,
+        extras.alone,
     )
 
 
@@ -38,7 +40,8 @@ def test_a_pending_time_past_its_bits_is_the_longest_there_is() -> None:
     write_extras(bank, 0, 10**18, True, 77)
     assert read_extras(bank).length == 77
     assert read_extras(bank).empty
-    assert read_extras(bank).pending_ns > 9 * 3600 * 10**9
+    assert read_extras(bank).pending_ns > 4 * 3600 * 10**9
+    assert not read_extras(bank).alone
 
 
 def test_more_router_bytes_than_fit_are_refused() -> None:

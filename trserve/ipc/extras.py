@@ -13,12 +13,13 @@ from typing import Final, NamedTuple
 from trserve.ipc.baton import MAX_LENGTH
 from trserve.ipc.layout import EXTRAS_BYTES, ROUTER_EXTRAS_BYTES
 
-# The second word: pending microseconds (9 hours at most), length:28, empty:1. Then the router's
-# bytes, which packing pads with zeros.
+# The second word: alone:1, pending microseconds (4 hours at most), length:28, empty:1. Then the
+# router's bytes, which packing pads with zeros.
 _BANK: Final = struct.Struct(f"=qQ{ROUTER_EXTRAS_BYTES}s")
 assert _BANK.size == EXTRAS_BYTES
 _PENDING_SHIFT: Final = 29
-_MAX_PENDING_US: Final = (1 << 64 - _PENDING_SHIFT) - 1
+_ALONE_SHIFT: Final = 63
+_MAX_PENDING_US: Final = (1 << _ALONE_SHIFT - _PENDING_SHIFT) - 1
 _new: Final = tuple.__new__
 
 
@@ -30,7 +31,8 @@ class Extras(NamedTuple):
     the microsecond; ``empty``: whether the hop committed nothing or, of a request that is over with
     a numeric error, whether that is its own grammar's doing; ``length``: the row's at that store,
     from which a restarted owner knows what its predecessor committed since; ``router``: the
-    algorithm's bytes.
+    algorithm's bytes; ``alone``: whether the request was taken back from a model that cannot be
+    reached, which was to write the next token.
     """
 
     stored_ns: int
@@ -38,10 +40,17 @@ class Extras(NamedTuple):
     empty: bool
     length: int
     router: bytes = b""
+    alone: bool = False
 
 
 def write_extras(
-    bank: memoryview, stored_ns: int, pending_ns: int, empty: bool, length: int, router: bytes = b""
+    bank: memoryview,
+    stored_ns: int,
+    pending_ns: int,
+    empty: bool,
+    length: int,
+    router: bytes = b"",
+    alone: bool = False,
 ) -> None:
     """Fill an inactive bank with what :class:`Extras` names; ``router`` is zero-padded."""
     if len(router) > ROUTER_EXTRAS_BYTES:
@@ -49,12 +58,13 @@ def write_extras(
     pending_us = pending_ns // 1000
     if pending_us > _MAX_PENDING_US:
         pending_us = _MAX_PENDING_US
-    packed = pending_us << _PENDING_SHIFT | length << 1 | empty
+    packed = alone << _ALONE_SHIFT | pending_us << _PENDING_SHIFT | length << 1 | empty
     bank[:] = _BANK.pack(stored_ns, packed, router)
 
 
 def read_extras(bank: memoryview) -> Extras:
     """What an active bank says; ``router`` is 64 bytes, zero-padded."""
     stored_ns, packed, router = _BANK.unpack(bank[:])
-    pending_ns = (packed >> _PENDING_SHIFT) * 1000
-    return _new(Extras, (stored_ns, pending_ns, packed & 1 == 1, packed >> 1 & MAX_LENGTH, router))
+    pending_ns = (packed >> _PENDING_SHIFT & _MAX_PENDING_US) * 1000
+    alone, empty = packed >> _ALONE_SHIFT == 1, packed & 1 == 1
+    return _new(Extras, (stored_ns, pending_ns, empty, packed >> 1 & MAX_LENGTH, router, alone))

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 LINE: Final = 64
 MAGIC: Final = 0x5452_5345_5256_4531  # "TRSERVE1"
-LAYOUT_VERSION: Final = 9
+LAYOUT_VERSION: Final = 10
 PARAMS_BYTES: Final = 4096
 ROUTER_EXTRAS_BYTES: Final = 64
 RUNTIME_EXTRAS_BYTES: Final = 16
@@ -58,6 +58,17 @@ WORKER_WORDS: Final = (
     "gate_timeout",
     "gate_drain",
     "round",
+    "reach",
+    "reach_changes",
+    "outages",
+    "link_handoffs",
+    "link_handoff_bytes",
+    "link_contacts",
+    "link_contact_bytes",
+    "link_answers",
+    "link_answer_bytes",
+    "link_dropped",
+    "link_round_trip_us",
 )
 """Words of a worker's header lines, each with one writer (``status``: launcher; others: worker, or
 the launcher for one that was reaped).
@@ -65,6 +76,8 @@ the launcher for one that was reaped).
 ``heartbeat`` is ``time.monotonic_ns`` at the worker's last sign of life. ``buffered`` and
 ``in_step`` count requests for the peers' gates, ``batch_threshold`` is the B in force, and
 ``gate_*`` count openings by reason; ``round`` counts steps that all models take together.
+``reach`` (see ``Reach``), how often it changed, how often a model could not be reached, and the
+``link_*`` counts are those of models at other hosts.
 """
 
 ESTIMATE_WORDS: Final = (

@@ -51,6 +51,7 @@ from trserve.ipc.layout import (
 
 _LIVE: Final = int(SlotState.LIVE) << STATE_SHIFT
 _STATUS: Final = WORKER_WORDS.index("status")
+_REACH: Final = WORKER_WORDS.index("reach")
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK_GROW: Final = 0x2 | 0x4
@@ -108,6 +109,16 @@ class WorkerStatus(IntEnum):
     LOST = 3  # given up: it owns nothing any more, and nothing goes there
 
 
+class Reach(IntEnum):
+    """What a worker that stands for a model at another host says of it in its ``reach`` word."""
+
+    HERE = 0  # it can be reached, or is here
+    ALONE = 1  # it cannot: nobody sends anything there, and what is written for want of it says so
+    ELSEWHERE = 2  # whoever has a request there is at home with it: nobody waits for them
+    FAILS = 3  # it cannot be reached, and requests that go there end
+    WAITS = 4  # it cannot be reached, and requests that go there wait
+
+
 class WorkerWords:
     """The header lines of one worker: single-writer words by name, or by index in loops."""
 
@@ -131,11 +142,12 @@ def count_live(batons: NDArray[np.int64]) -> int:
 def count_reachable(batons: NDArray[np.int64], workers: Sequence[WorkerWords]) -> int:
     """N without the requests of workers that are being replaced, or are lost.
 
-    Those are in no buffer, and nobody knows for how long: no gate waits for them.
+    Those are in no buffer, and nobody knows for how long: no gate waits for them. Nor for those of
+    models at other hosts that cannot be reached, or whose requests are at home.
     """
     live = count_live(batons)
     for worker, words in enumerate(workers):
-        if words.words[_STATUS] > WorkerStatus.UP:
+        if words.words[_STATUS] > WorkerStatus.UP or words.words[_REACH]:
             live -= int(np.count_nonzero(batons & OWNER_AND_STATE == live_of(worker)))
     return live
 

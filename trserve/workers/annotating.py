@@ -22,6 +22,8 @@ def annotate(requests: Sequence[Request], logits: torch.Tensor, sampled: NDArray
         if request.book is not None and request.params.trace:
             request.book.write_score(request.length, math.nan)
             request.book.write_arrival(request.length, _handoff_us(request))
+            if request.arrived_alone and request.length == request.arrival_length:
+                mark_alone(request)
     rows = [row for row, request in enumerate(requests) if request.params.tops is not None]
     rows = [row for row in rows if sampled[row] >= 0]
     if rows:

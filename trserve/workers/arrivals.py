@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.baton import Finish
-from trserve.ipc.slab import Slab, WorkerStatus
+from trserve.ipc.slab import Reach, Slab, WorkerStatus
 from trserve.workers.grammar import Grammars
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
@@ -73,6 +73,9 @@ class Arrivals:
             self._table.hand_off(request, model, empty=False)
 
     def lost_models(self) -> frozenset[int]:
-        """The models that will not come back."""
-        workers = enumerate(self._slab.workers)
-        return frozenset(w for w, words in workers if words.get("status") == WorkerStatus.LOST)
+        """The models that will not come back, or cannot be reached now."""
+        return frozenset(
+            worker
+            for worker, words in enumerate(self._slab.workers)
+            if words.get("status") == WorkerStatus.LOST or words.get("reach") == Reach.ALONE
+        )

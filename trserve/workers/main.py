@@ -111,6 +111,7 @@ def _create_loop(
     from trserve.workers.grammar import create_grammars
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.metering import WorkerMeter
+    from trserve.workers.news import News
     from trserve.workers.routing import Routing
     from trserve.workers.runner import keep_tap
     from trserve.workers.sampler import Sampler
@@ -124,6 +125,7 @@ def _create_loop(
     outbox = open_outbox(slab, arguments.bells, index)
     pool = BlockPool(model.num_blocks, plan.block_size, prefix_caching=plan.prefix_caching)
     table = RequestTable(slab, outbox, pool, index)
+    table.news = News(slab, [i for i, each in enumerate(plan.models) if each.remote])
     inputs = StepInputs(
         max_tokens=plan.max_tokens,
         max_rows=plan.max_rows,

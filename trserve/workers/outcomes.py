@@ -21,7 +21,7 @@ class Outcomes:
     """Commits, hands off and ends the requests of ``table``.
 
     Attributes:
-        lost: the models that will not come back: nobody is sent there.
+        lost: the models that will not come back, or cannot be reached: nobody is sent there.
     """
 
     def __init__(self, table: RequestTable, routing: Routing, tally: TallyWriter) -> None:

@@ -38,6 +38,7 @@ class Request:
         hop: the last hop that was handled here; -1 before the first.
         arrival_length: committed length of the row when the baton came.
         arrived_empty: whether the hop that brought the baton had committed nothing.
+        arrived_alone: whether it was taken back from a model that cannot be reached.
         banks: the slot's two ``extras`` banks.
         peers_left: the words ``left`` of the slab, of each peer.
         pinned: whether the request never leaves this worker, whatever the router says.
@@ -56,6 +57,7 @@ class Request:
         "_row",
         "adjustment",
         "arrival_length",
+        "arrived_alone",
         "arrived_empty",
         "bank",
         "banks",
@@ -132,7 +134,7 @@ class Request:
         self.bank = 0
         self.base_word = 0
         self.arrival_length = prompt_len
-        self.arrived_empty = False
+        self.arrived_empty = self.arrived_alone = False
         self.pending_ns = 0
         self.last_store_ns = 0
         self.runnable_since_ns = 0

@@ -27,13 +27,13 @@ from trserve.ipc.baton import (
 )
 from trserve.ipc.extras import read_extras, write_extras
 from trserve.ipc.fence import load_fence
-from trserve.ipc.layout import EPOCH_WORD
 from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import Slab
 from trserve.params import decode_params
 from trserve.workers.blocks import BlockPool
 from trserve.workers.deadlines import Deadlines
+from trserve.workers.news import News
 from trserve.workers.request import Request
 from trserve.workers.rows import RowWriter
 from trserve.workers.states import Event, State
@@ -66,6 +66,7 @@ class RequestTable:
         version: grows whenever the requests that may run change, or one of them loses its KV.
         on_arrival: called once per baton that arrives; may finish the request or hand it on.
         trace: where arrivals, handoffs and ends are noted, or None.
+        news: whether something happened to the workers since the last rescan.
     """
 
     def __init__(self, slab: Slab, outbox: Outbox, pool: BlockPool, index: int) -> None:
@@ -81,8 +82,7 @@ class RequestTable:
         self._left = slab.left[index]
         self._sent = slab.sent
         self._cancel_vector = np.frombuffer(slab.cancel, np.int64)
-        self._header = slab.header
-        self._epoch = -1
+        self.news = News(slab)
         self._rows = slab.tokens.view()
         self._rows.flags.writeable = False
         self.blocks_per_row = -(-slab.layout.row_tokens // pool.block_size)
@@ -138,7 +138,7 @@ class RequestTable:
     @property
     def outdated(self) -> bool:
         """Whether a worker was reaped since the last rescan; its last hints were lost with it."""
-        return self._header[EPOCH_WORD] != self._epoch
+        return self.news.any
 
     def rescan(self) -> None:
         """Look at every slot that concerns this worker.
@@ -146,8 +146,7 @@ class RequestTable:
         At start, after a ring overflowed, and after a worker was reaped.
         """
         slab = self._slab
-        self._epoch = self._header[EPOCH_WORD]
-        load_fence()
+        self.news.note()
         for slot in range(slab.layout.slots):
             mine = unpack(slab.baton[slot]).owner == self._index
             if mine or slab.sent[slot] >> self._index & 1:
@@ -190,6 +189,7 @@ class RequestTable:
             request.arrived_empty,
             length,
             request.extras,
+            request.arrived_alone,
         ) = read_extras(request.banks[word >> BANK_SHIFT & 1])
         request.take_baton(word, length, time.monotonic_ns())
         self.version += 1

@@ -1,0 +1,25 @@
+"""What went over a link between hosts. Knows no sockets and no frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class LinkCounts:
+    """What went over the link; bytes are the frames' own, without those of TCP and CURVE.
+
+    ``handoffs`` and ``answers`` count frames, ``contacts`` those handoffs that carried a request's
+    parameters and prompt; ``bad_frames`` what was no frame, ``needs`` how often the other side had
+    to ask for tokens that it no longer had.
+    """
+
+    handoffs: int = 0
+    handoff_bytes: int = 0
+    contacts: int = 0
+    contact_bytes: int = 0
+    answers: int = 0
+    answer_bytes: int = 0
+    needs: int = 0
+    bad_frames: int = 0
+    round_trip_us: int = 0
