@@ -77,9 +77,11 @@ def _pairs(heads: torch.Tensor) -> torch.Tensor:
 class _Storage:
     """Memory of :class:`StepBuffers` for up to ``capacity`` tokens."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, capacity: int) -> None:
-        def buffer(width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.empty(capacity, width, dtype=dtype)
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, capacity: int, device: torch.device | None
+    ) -> None:
+        def buffer(width: int, dtype: torch.dtype = torch.float32, more: int = 0) -> torch.Tensor:
+            return torch.empty(capacity + more, width, dtype=dtype, device=device)
 
         self.capacity = capacity
         rotated = spec.q_size + spec.kv_size
@@ -91,22 +93,25 @@ class _Storage:
         self.qkv = buffer(rotated + spec.kv_size, dtype)
         self.heads = buffer(rotated)
         self.heads_length = buffer(rotated // spec.head_dim)
-        self.attended = torch.empty(capacity + 1, spec.q_size, dtype=dtype)
+        self.attended = buffer(spec.q_size, dtype, more=1)
         self.gate_up = buffer(2 * spec.intermediate_size, dtype)
 
 
 class BufferPool:
     """Buffers for steps of any number of tokens, all in the same memory."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
-        self._spec, self._dtype = spec, dtype
-        self._storage = _Storage(spec, dtype, _KEPT_VIEWS)
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        self._spec, self._dtype, self._device = spec, dtype, device
+        self._storage = _Storage(spec, dtype, _KEPT_VIEWS, device)
         self._views: dict[int, StepBuffers] = {}
 
     def of(self, tokens: int) -> StepBuffers:
         """The buffers of a step of ``tokens`` tokens."""
         if tokens > self._storage.capacity:
-            self._storage = _Storage(self._spec, self._dtype, 1 << (tokens - 1).bit_length())
+            capacity = 1 << (tokens - 1).bit_length()
+            self._storage = _Storage(self._spec, self._dtype, capacity, self._device)
             self._views.clear()
         buffers = self._views.get(tokens)
         if buffers is None:

@@ -87,7 +87,7 @@ class Decoder:
         self.norm = norm
         # A head of its own is let go once it is quantized.
         self._head: torch.Tensor | Int8Linear = Int8Linear(head) if int8 else head
-        self._buffers = BufferPool(spec, self.dtype)
+        self._buffers = BufferPool(spec, self.dtype, embedding.device)
 
     def lm_head(self, tokenizer_size: int) -> Linear:
         """The output projection; columns from ``tokenizer_size`` on come out at minus infinity.

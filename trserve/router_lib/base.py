@@ -156,7 +156,8 @@ class BaseRouter(ABC):
     that a step has a tensor of (``StepResult.params``) and that a request may set. ``above`` says
     on which side of the first parameter a ``score`` hands a token on, so that
     ``target_share`` can move it; None: on neither. ``reads_tap``: whether steps have to give
-    ``StepResult.tap``, asked once, after the start.
+    ``StepResult.tap``, asked once, after the start. ``reads_model``: whether ``route`` and
+    ``score`` look at ``logits``, ``hidden`` or ``tap`` at all; else they may stay on a device.
 
     ``capturable``: that a device may decide within its step, as part of a CUDA graph. It promises
     that ``route`` sends a request to its first peer where ``crosses(score, bounds)``, and nowhere
@@ -169,6 +170,7 @@ class BaseRouter(ABC):
     parameters: tuple[Parameter, ...] = ()
     above: ClassVar[bool | None] = None
     reads_tap: bool = False
+    reads_model: bool = True
     capturable: ClassVar[bool] = False
 
     def __init__(self, context: RouterContext) -> None:

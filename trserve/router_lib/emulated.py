@@ -24,6 +24,7 @@ class EmulatedRouter(BaseRouter):
     """Any number of models; a request's draws depend on its seed and its positions alone."""
 
     parameters: tuple[Parameter, ...] = EMULATED_PARAMETERS
+    reads_model = False
 
     def __init__(self, context: RouterContext) -> None:
         super().__init__(context)

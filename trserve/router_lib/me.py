@@ -23,6 +23,7 @@ class MixtureEnsemble(BaseRouter):
     """Parameter ``weights``, one a model, normalised; equal where none are given."""
 
     parameters = ME_PARAMETERS
+    reads_model = False
 
     def __init__(self, context: RouterContext) -> None:
         super().__init__(context)

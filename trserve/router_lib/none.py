@@ -8,6 +8,8 @@ from trserve.router_lib.base import BaseRouter, StepResult
 class NoRouter(BaseRouter):
     """Every request stays where it is."""
 
+    reads_model = False
+
     def route(self, result: StepResult) -> list[int]:
         """Stay."""
         return [0] * len(result.requests)

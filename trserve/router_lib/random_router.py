@@ -18,6 +18,7 @@ class RandomRouter(BaseRouter):
     """Two models; a request's draws depend on its seed and its positions alone."""
 
     parameters = RANDOM_PARAMETERS
+    reads_model = False
     above = False
 
     def __init__(self, context: RouterContext) -> None:

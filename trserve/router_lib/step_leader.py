@@ -28,6 +28,7 @@ class StepLeader(BaseRouter):
     """Two models; parameter ``tokens``, which a request may set for itself."""
 
     parameters = STEP_LEADER_PARAMETERS
+    reads_model = False
 
     def __init__(self, context: RouterContext) -> None:
         super().__init__(context)

@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 
 import torch
 
-from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, StepResult
+from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, RouterContext, StepResult
 
 _LENGTH: Final = struct.Struct("<i")
 """A router's own bytes on every hop: the committed length with which the request arrives."""
@@ -32,6 +32,11 @@ class ThresholdRouter(BaseRouter):
 
     above: ClassVar[bool | None] = False
     inclusive: ClassVar[bool] = False
+
+    def __init__(self, context: RouterContext) -> None:
+        super().__init__(context)
+        # The other models count tokens.
+        self.reads_model = self.model == 0
 
     @abstractmethod
     def signal(self, result: StepResult) -> torch.Tensor:

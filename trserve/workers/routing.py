@@ -15,6 +15,7 @@ from operator import index
 import numpy as np
 import torch
 from msgspec.structs import asdict
+from numpy.typing import NDArray
 
 from trserve.errors import ConfigError
 from trserve.ipc.layout import ROUTER_EXTRAS_BYTES
@@ -120,6 +121,28 @@ class Routing:
                 values[row] = params.get(name, config[name])
             found[name] = torch.from_numpy(values)
         return found
+
+    def bounds(
+        self, requests: Sequence[Request], params: Mapping[str, torch.Tensor] | None = None
+    ) -> NDArray[np.float32] | None:
+        """float32 [B]: what the scores of a ``capturable`` router are compared with in the step.
+
+        None where the host must decide: the threshold is moved between score and decision, or the
+        router fails, which it may do again when it is asked for the destinations.
+
+        Args:
+            params: those of ``parameter_tensors``, where somebody has them.
+        """
+        if self._control is not None:
+            return None
+        try:
+            values = self.parameter_tensors(requests) if params is None else params
+            return self.router.bounds(values, requests).numpy()
+        except Exception as error:
+            log.warning(
+                "router raised %r for the bounds of a batch; asking it after the step", error
+            )
+            return None
 
     def destinations(self, result: StepResult) -> Sequence[int | None]:
         """Where each row goes: 0 to P, or None where the router failed for that row alone."""

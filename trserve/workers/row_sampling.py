@@ -32,9 +32,9 @@ class BatchSampling:
 
     def at(self, positions: NDArray[np.integer]) -> RowSampling:
         """How each draws the token at its row's end, which is at its entry of ``positions``."""
-        if not self._varies:
-            self._fixed.positions = positions
-            return self._fixed
+        fixed = self.fixed(positions)
+        if fixed is not None:
+            return fixed
         return replace(
             self._fixed,
             positions=positions,
@@ -54,6 +54,16 @@ class BatchSampling:
                 if request.adjustment is not None
             ],
         )
+
+    def fixed(self, positions: NDArray[np.integer]) -> RowSampling | None:
+        """The same, if nothing but the position varies from step to step; else None.
+
+        It is one object for all steps.
+        """
+        if self._varies:
+            return None
+        self._fixed.positions = positions
+        return self._fixed
 
 
 def _committed(request: Request) -> NDArray[np.int32]:
@@ -77,10 +87,20 @@ class RowSamplings:
 
     def of(self, requests: Sequence[Request]) -> RowSampling:
         """How each of ``requests`` draws the token at its row's end."""
-        batch = self._batch
-        if batch.requests != requests:
-            batch = self._batch = BatchSampling(requests)
-        return batch.at(np.array([request.length for request in requests], np.int64))
+        return self._of(requests).at(_lengths(requests))
+
+    def fixed(self, requests: Sequence[Request]) -> RowSampling | None:
+        """The same, if nothing but the position varies from step to step; else None."""
+        return self._of(requests).fixed(_lengths(requests))
+
+    def _of(self, requests: Sequence[Request]) -> BatchSampling:
+        if self._batch.requests != requests:
+            self._batch = BatchSampling(requests)
+        return self._batch
+
+
+def _lengths(requests: Sequence[Request]) -> NDArray[np.int64]:
+    return np.array([request.length for request in requests], np.int64)
 
 
 def greedy(rows: int) -> RowSampling:

@@ -7,7 +7,7 @@ Knows the decoder, the KV cache and the step's arrays; nothing of requests, samp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,12 +30,44 @@ class ForwardOutput:
     ``hidden`` is [B, hidden_size] float32, after the final norm, of each row's last token;
     ``also`` [K, hidden_size] the same of the further tokens that were asked for; ``tap``
     [B, hidden_size] float32, what the last layer's MLP read at each row's last token, if kept.
+
+    A step that decided by itself (``in_step``) has ``tokens`` int64 [B], and may have
+    ``destinations``, B numbers as ``Routing.destinations`` returns them, with ``scores`` float32
+    [B]. Its tensors then lie on the device, where they wait for whoever wants more than that.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor
     also: torch.Tensor | None = None
     tap: torch.Tensor | None = None
+    tokens: NDArray[np.int64] | None = None
+    destinations: list[int] | None = None
+    scores: NDArray[np.float32] | None = None
+
+    def on_host(self) -> ForwardOutput:
+        """The same, its tensors on the host."""
+        if self.logits.is_cpu:
+            return self
+        tap = None if self.tap is None else self.tap.cpu()
+        return replace(self, logits=self.logits.cpu(), hidden=self.hidden.cpu(), tap=tap)
+
+    def tensor_of(self, tokens: NDArray[np.int64]) -> torch.Tensor:
+        """``tokens`` [B] where the logits are."""
+        found = torch.from_numpy(tokens)
+        return found if self.logits.is_cpu else found.to(self.logits.device)
+
+    def rows(self, rows: list[int]) -> ForwardOutput:
+        """Those of ``rows`` alone, without the further tokens."""
+        return ForwardOutput(
+            logits=self.logits[rows],
+            hidden=self.hidden[rows],
+            tap=None if self.tap is None else self.tap[rows],
+            tokens=None if self.tokens is None else self.tokens[rows],
+            destinations=None
+            if self.destinations is None
+            else [self.destinations[r] for r in rows],
+            scores=None if self.scores is None else self.scores[rows],
+        )
 
 
 class Runner(Protocol):
@@ -140,9 +172,10 @@ class TorchRunner:
 
 def keep_tap(runner: Runner) -> None:
     """Make ``runner`` give ``tap`` with every step. ConfigError where it has no layers to tap."""
-    if not isinstance(runner, TorchRunner):
+    keep = getattr(runner, "keep_tap", None)
+    if keep is None:
         raise ConfigError("a router reads the last layer's input, which emulated devices lack")
-    runner.keep_tap()
+    keep()
 
 
 def _nothing_more() -> None:

@@ -61,6 +61,8 @@ class SteadyRows:
         version: the table's when this was made.
         pinned: whether none of them ever leaves, so that no router need be asked.
         stay: what a router says that sends none of them away.
+        params: as they were given.
+        inputs: of the next step.
     """
 
     def __init__(
@@ -74,9 +76,9 @@ class SteadyRows:
         self.version = table.version
         self.pinned = all(request.pinned for request in requests)
         self.stay = [STAY] * len(requests)
-        self._params = params
+        self.params = params
         self._is_prefill = torch.zeros(len(requests), dtype=torch.bool)
-        self._table, self._inputs = table, inputs
+        self._table, self.inputs = table, inputs
         self._slots = [request.slot for request in requests]
         self._sampling = BatchSampling(requests)
         # Steps until the first of them is as long as it may get, this one included.
@@ -96,7 +98,7 @@ class SteadyRows:
 
     def _block_starts(self) -> list[list[int]]:
         """The rows that begin a block after 0, 1, ... steps; it repeats after a block's tokens."""
-        size = self._inputs.block_size
+        size = self.inputs.block_size
         starts: list[list[int]] = [[] for _ in range(size)]
         for row, request in enumerate(self.requests):
             starts[-request.num_computed % size].append(row)
@@ -116,13 +118,13 @@ class SteadyRows:
             request = self.requests[row]
             if not self._table.pool.extend(request, request.length):
                 return False
-            index = request.num_computed // self._inputs.block_size
-            self._inputs.start_block(row, index, int(request.block_table[index]))
+            index = request.num_computed // self.inputs.block_size
+            self.inputs.start_block(row, index, int(request.block_table[index]))
         return True
 
     def note_computed(self) -> None:
         """After the forward: cache the blocks that a row's last token was the first behind."""
-        tables = self._inputs.block_tables
+        tables = self.inputs.block_tables
         for row in self._starts[self._turn]:
             request = self.requests[row]
             request.num_computed = request.length
@@ -137,6 +139,10 @@ class SteadyRows:
         """How each row draws its token."""
         return self._sampling.at(self._lengths)
 
+    def fixed_sampling(self) -> RowSampling | None:
+        """The same, if nothing but the position varies from step to step; else None."""
+        return self._sampling.fixed(self._lengths)
+
     def show(self, tokens: NDArray[np.int64]) -> None:
         """Write ``tokens`` past the committed lengths, as ``RowWriter.show`` does."""
         self._table.rows.write(self._places, tokens)
@@ -149,8 +155,8 @@ class SteadyRows:
         return StepResult(
             logits=output.logits,
             hidden=output.hidden,
-            token_ids=torch.from_numpy(tokens),
-            params=self._params,
+            token_ids=output.tensor_of(tokens),
+            params=self.params,
             requests=self.requests,
             is_prefill=self._is_prefill,
             tap=output.tap,
@@ -177,7 +183,7 @@ class SteadyRows:
 
     def advance(self, tokens: NDArray[np.int64]) -> None:
         """Go on to the next step, after one in which all committed ``tokens`` and stayed."""
-        self._inputs.advance_decode_rows(tokens)
+        self.inputs.advance_decode_rows(tokens)
         np.add(self._growing, self._growth, self._growing)
         self._room -= 1
         self._turn = (self._turn + 1) % len(self._starts)

@@ -24,6 +24,7 @@ from trserve.workers.annotating import annotate, write_scores
 from trserve.workers.arrivals import Arrivals
 from trserve.workers.early_prefill import EarlyPrefill
 from trserve.workers.grammar import Grammars
+from trserve.workers.in_step import InStep
 from trserve.workers.load_words import LoadWords
 from trserve.workers.memory import Plan, fit_to_memory
 from trserve.workers.metering import WorkerMeter
@@ -117,6 +118,7 @@ class StepCycle:
         self._early = EarlyPrefill(slab, index, table, runner, inputs)
         self._always_early = early_prefill
         self._row_sampling = RowSamplings()
+        self._in_step = InStep(runner, routing)
         self._short_of_blocks = False
         self._unnoted = False
         self._version_before = -1  # the table's, at the last step that was chosen
@@ -215,15 +217,19 @@ class StepCycle:
     def _run_steady(self, rows: SteadyRows) -> None:
         """:meth:`_run_plan` for rows that are known."""
         self._guard.enter_again()
-        output = self._runner.forward(self._inputs)
+        output = self._in_step.compute_steady(rows)
         self._load.count_step()
         self.width = len(rows.requests)
         rows.note_computed()
-        sampled = self._sampler.sample(output.logits, rows.sampling())
+        sampled = output.tokens
+        if sampled is None:
+            sampled = self._sampler.sample(output.logits, rows.sampling())
         rows.show(sampled)
         destinations: Sequence[int | None] = rows.stay
-        if not rows.pinned:
-            destinations = self._ask(rows.result(output, sampled))
+        if output.destinations is not None:
+            destinations = output.destinations
+        elif not rows.pinned:
+            destinations = self._ask(rows.result(self._in_step.readable(output), sampled))
         tokens = sampled.tolist()
         if destinations == rows.stay and rows.commit(tokens):
             self._tally.stayed(len(tokens), len(tokens))
@@ -264,7 +270,7 @@ class StepCycle:
         self.has_rest = len(due) + len(over) < len(plan)
         if due:
             requests = [plan[row][0] for row in due]
-            self._decide(requests, _rows(output, due, len(plan)), prefill)
+            self._decide(requests, output if len(due) == len(plan) else output.rows(due), prefill)
         for row in over:
             self._end_prompt(plan[row][0], output.logits[row])
         self._guard.leave()
@@ -280,13 +286,14 @@ class StepCycle:
         self._table.finish(request, Finish.LENGTH if sound else Finish.NUMERIC_ERROR)
 
     def _forward(self, plan: Plan) -> ForwardOutput:
-        arrivals = self._arrivals
+        arrivals, requests = self._arrivals, [request for request, _ in plan]
         if not arrivals.annotated:
-            return self._runner.forward(self._inputs)
+            return self._in_step.compute(self._inputs, requests, routes=True)
         arrivals.annotated = [request for request in arrivals.annotated if not request.finished]
         scores = PromptScores(plan)
         if not len(scores.tokens):
-            return self._runner.forward(self._inputs)
+            # What the router decides on is written down before it is asked.
+            return self._in_step.compute(self._inputs, requests, routes=False)
         output = self._runner.forward(self._inputs, scores.tokens)
         assert output.also is not None
         scores.write(output.also, self._runner)
@@ -295,14 +302,18 @@ class StepCycle:
     def _decide(
         self, requests: Sequence[Request], output: ForwardOutput, prefill: list[bool]
     ) -> None:
-        sampled = self._sampler.sample(output.logits, self._row_sampling.of(requests))
+        sampled = output.tokens
+        if sampled is None:
+            sampled = self._sampler.sample(output.logits, self._row_sampling.of(requests))
         self._table.rows.show(requests, sampled)
         if self._recorder is not None:
-            self._recorder.sampled(requests, output, sampled)
+            self._recorder.sampled(requests, output.on_host(), sampled)
         if self._arrivals.annotated:
-            annotate(requests, output.logits, sampled)
+            annotate(requests, output.on_host().logits, sampled)
         tokens = sampled.tolist()
-        destinations = self._destinations(requests, output, sampled, prefill)
+        destinations: Sequence[int | None] | None = output.destinations
+        if destinations is None:
+            destinations = self._destinations(requests, output, sampled, prefill)
         self._outcomes.apply(requests, tokens, destinations)
         if self._recorder is not None:
             self._recorder.decided()
@@ -316,15 +327,7 @@ class StepCycle:
     ) -> Sequence[int | None]:
         if all(request.pinned for request in requests):
             return [0] * len(requests)
-        result = StepResult(
-            logits=output.logits,
-            hidden=output.hidden,
-            token_ids=torch.from_numpy(sampled),
-            params=self._routing.parameter_tensors(requests),
-            requests=requests,
-            is_prefill=torch.from_numpy(np.array(prefill)),
-            tap=output.tap,
-        )
+        result = self._in_step.result(requests, output, sampled, prefill)
         if any(request.params.trace for request in self._arrivals.annotated):
             write_scores(requests, self._routing.scores(result) or ())
         return self._ask(result)
@@ -341,10 +344,3 @@ class StepCycle:
 
 def _nothing_more() -> None:
     """Nothing else is to be said."""
-
-
-def _rows(output: ForwardOutput, rows: list[int], total: int) -> ForwardOutput:
-    if len(rows) == total:
-        return output
-    tap = None if output.tap is None else output.tap[rows]
-    return ForwardOutput(logits=output.logits[rows], hidden=output.hidden[rows], tap=tap)
