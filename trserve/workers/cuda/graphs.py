@@ -1,0 +1,188 @@
+"""Capture once, replay often: CUDA graphs, and what stands for them where there is no device.
+
+All graphs of a worker share one memory pool and one stream, so only one may run at a time and its
+results must be taken before the next; what outlives a replay lies in buffers outside the pool.
+Capture in mode *thread_local*: other threads may go on using CUDA meanwhile.
+
+:class:`ReplayOnCpu` runs the captured function again, over the same static buffers. It shows that
+everything around a graph is right; nothing of its speed is a graph's.
+
+Knows functions; nothing of what they compute. Unproven on a device.
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import torch
+
+Work = Callable[[], None]
+
+_WARM_UPS: Final = 2
+"""Runs before a capture: kernels are compiled, libraries take their workspaces."""
+
+
+class Graph(ABC):
+    """Work of a fixed shape over fixed buffers."""
+
+    @abstractmethod
+    def capture(self, work: Work) -> None:
+        """Keep what ``work`` launches, having run it. Its inputs must be valid by now."""
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Launch it again, over what the buffers hold then."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Free what was captured; no replay follows."""
+
+
+class GraphDevice(Protocol):
+    """Where graphs are captured and steps end.
+
+    Attributes:
+        name: for messages; says whether anything is emulated.
+    """
+
+    name: str
+
+    def graph(self) -> Graph:
+        """A graph to capture; it shares the memory of the others."""
+
+    def submitted(self) -> None:
+        """All that a step needs has been launched, its transfers to the host included."""
+
+    def wait(self) -> None:
+        """Return once what was last :meth:`submitted` is done."""
+
+    def synchronize(self) -> None:
+        """Return once everything launched is done."""
+
+
+class CudaGraph(Graph):
+    """A CUDA graph on the current stream, which must not be the default one."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, work: Work) -> None:
+        """Run ``work`` twice, then capture it.
+
+        Raises:
+            RuntimeError: it did something that cannot be captured.
+        """
+        for _ in range(_WARM_UPS):
+            work()
+        torch.cuda.current_stream().synchronize()
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            work()
+        except BaseException:
+            self._abandon()
+            raise
+        self._graph.capture_end()
+
+    def _abandon(self) -> None:
+        """Leave capture mode; the error that led here says more than the one that this raises."""
+        try:
+            self._graph.capture_end()
+        except RuntimeError:
+            self._graph = torch.cuda.CUDAGraph()
+
+    def replay(self) -> None:
+        """Launch the graph."""
+        self._graph.replay()
+
+    def reset(self) -> None:
+        """Free the graph."""
+        self._graph.reset()
+
+
+class CudaGraphs:
+    """A GPU: one stream of its own for all steps of this thread, one pool for all graphs."""
+
+    name = "CUDA graphs"
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)
+        # Everything that this thread launches goes there from now on, whoever launches it.
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(self._stream)
+        self._pool = torch.cuda.graph_pool_handle()
+        # The waiting thread spins: the wake-up of a blocking wait takes longer than a small step.
+        self._done = torch.cuda.Event(blocking=False)  # type: ignore[no-untyped-call]
+
+    def graph(self) -> Graph:
+        """A graph in the common pool."""
+        return CudaGraph(self._pool)
+
+    def submitted(self) -> None:
+        """Record the event behind everything that was launched."""
+        self._done.record()
+
+    def wait(self) -> None:
+        """Wait for the event."""
+        self._done.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        self._stream.synchronize()
+
+
+class ReplayOnCpu(Graph):
+    """No graph: replays by running the function again, on the CPU."""
+
+    def __init__(self) -> None:
+        self._work: Work = _nothing
+
+    def capture(self, work: Work) -> None:
+        """Run ``work`` once and keep it."""
+        work()
+        self._work = work
+
+    def replay(self) -> None:
+        """Run it again."""
+        self._work()
+
+    def reset(self) -> None:
+        """Forget it."""
+        self._work = _nothing
+
+
+class NoGraphsOnCpu:
+    """Stands for a GPU on the CPU, where all is done as soon as it is launched."""
+
+    name = "graphs emulated on the CPU"
+
+    def graph(self) -> Graph:
+        """What stands for a graph."""
+        return ReplayOnCpu()
+
+    def submitted(self) -> None:
+        """It is done by now."""
+
+    def wait(self) -> None:
+        """It is done by now."""
+
+    def synchronize(self) -> None:
+        """It is done by now."""
+
+
+def graph_device(device: torch.device) -> GraphDevice:
+    """What captures graphs on ``device``; the CPU only stands for one."""
+    return CudaGraphs(device) if device.type == "cuda" else NoGraphsOnCpu()
+
+
+def freeze_after_capture() -> None:
+    """Nothing captured is garbage: the collector need never walk it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def _nothing() -> None:
+    """Nothing was captured."""
