@@ -208,7 +208,7 @@ def _resolve(name: str, paged: PagedLayers) -> str:
     if name == "flashinfer":
         _check_flashinfer(paged)
     if name == "triton" and paged.device.type != "cuda":
-        _check_interpreted()
+        _check_interpreted(paged)
     return name
 
 
@@ -229,11 +229,15 @@ def _check_flashinfer(paged: PagedLayers) -> None:
         )
 
 
-def _check_interpreted() -> None:
+def _check_interpreted(paged: PagedLayers) -> None:
     from trserve.models.cuda.ops import INTERPRETED
 
     if not INTERPRETED:
         raise ConfigError("attention backend triton needs a CUDA device; take auto or torch")
+    if paged.dtype == torch.bfloat16:
+        raise ConfigError(
+            "triton's interpreter multiplies no bfloat16 matrices; take float32 or float16"
+        )
 
 
 def _short(dtype: torch.dtype) -> str:

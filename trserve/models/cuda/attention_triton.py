@@ -45,7 +45,8 @@ class TritonAttention:
             properties = torch.cuda.get_device_properties(paged.device)
             self._processors = properties.multi_processor_count
         longest = paged.max_blocks_per_row * paged.block_size
-        keys = kernels_attention.keys_at_a_time(paged.head_dim, exact=paged.dtype == torch.float32)
+        self._exact = paged.dtype == torch.float32
+        keys = kernels_attention.keys_at_a_time(paged.head_dim, exact=self._exact)
         self._most_splits = min(_MOST_SPLITS, -(-longest // keys))
         self._launch = self._launch_for(1, 1)
 
@@ -64,6 +65,7 @@ class TritonAttention:
             width,
             self._paged.group,
             self._paged.num_kv_heads,
+            exact=self._exact,
             processors=self._processors,
             most_splits=self._most_splits,
         )

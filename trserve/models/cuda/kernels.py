@@ -7,22 +7,18 @@ Knows tensors and launches; nothing of layers.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
-
-Pointer = Any
-Scalar = Any
-Tensor = Any
 
 _COLUMNS: Final = 1024
 """Columns of the gated unit that one program computes."""
 
 
 @triton.jit
-def normed(x: Tensor, weight: Tensor, size: tl.constexpr, eps: Scalar) -> Tensor:
+def normed(x: tl.tensor, weight: tl.tensor, size: tl.constexpr, eps: tl.tensor) -> tl.tensor:
     """The norm of one row ``x`` float32, zero past ``size``."""
     mean = tl.sum(x * x, 0) / size
     return x / tl.sqrt_rn(mean + eps) * weight
@@ -30,7 +26,12 @@ def normed(x: Tensor, weight: Tensor, size: tl.constexpr, eps: Scalar) -> Tensor
 
 @triton.jit
 def rms_norm_kernel(
-    x: Pointer, weight: Pointer, out: Pointer, eps: Scalar, SIZE: tl.constexpr, BLOCK: tl.constexpr
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     """One program a row."""
     row = tl.program_id(0).to(tl.int64) * SIZE
@@ -44,11 +45,11 @@ def rms_norm_kernel(
 
 @triton.jit
 def add_rms_norm_kernel(
-    x: Pointer,
-    residual: Pointer,
-    weight: Pointer,
-    out: Pointer,
-    eps: Scalar,
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -67,7 +68,7 @@ def add_rms_norm_kernel(
 
 @triton.jit
 def silu_mul_kernel(
-    gate_up: Pointer, out: Pointer, SIZE: tl.constexpr, BLOCK: tl.constexpr
+    gate_up: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
     """One program a row and ``BLOCK`` columns."""
     row = tl.program_id(0).to(tl.int64)
@@ -80,17 +81,27 @@ def silu_mul_kernel(
 
 
 @triton.jit
+def norm_weights(
+    q_norm: tl.tensor, k_norm: tl.tensor, is_query: tl.tensor, is_key: tl.tensor
+) -> tl.tensor:
+    """The queries' weights in their lines, the key's in its own, zero elsewhere."""
+    of_queries = tl.load(q_norm + is_query.to(tl.int32) * 0, mask=is_query, other=0.0)
+    of_keys = tl.load(k_norm + is_key.to(tl.int32) * 0, mask=is_key, other=0.0)
+    return of_queries.to(tl.float32) + of_keys.to(tl.float32)
+
+
+@triton.jit
 def rope_and_store_kernel(
-    qkv: Pointer,
-    positions: Pointer,
-    slots: Pointer,
-    rotations: Pointer,
-    kv: Pointer,
-    q: Pointer,
-    q_norm: Pointer,
-    k_norm: Pointer,
-    eps: Scalar,
-    block_stride: Scalar,
+    qkv: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    rotations: tl.tensor,
+    kv: tl.tensor,
+    q: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    eps: tl.tensor,
+    block_stride: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -116,14 +127,10 @@ def rope_and_store_kernel(
         root = tl.sqrt_rn(mean + eps)
         is_query = real & (head < GROUP)
         is_key = real & (head == GROUP)
-        weight_even = tl.load(q_norm + 2 * pair + 0 * head, mask=is_query, other=0.0) + tl.load(
-            k_norm + 2 * pair + 0 * head, mask=is_key, other=0.0
-        )
-        weight_odd = tl.load(q_norm + 2 * pair + 1 + 0 * head, mask=is_query, other=0.0) + tl.load(
-            k_norm + 2 * pair + 1 + 0 * head, mask=is_key, other=0.0
-        )
-        out_even = even / root * weight_even.to(tl.float32)
-        out_odd = odd / root * weight_odd.to(tl.float32)
+        weight_even = norm_weights(q_norm + 2 * pair, k_norm + 2 * pair, is_query, is_key)
+        weight_odd = norm_weights(q_norm + 2 * pair + 1, k_norm + 2 * pair + 1, is_query, is_key)
+        out_even = even / root * weight_even
+        out_odd = odd / root * weight_odd
     turn = rotations + (tl.load(positions + token).to(tl.int64) * half + pair) * 2
     cosine = tl.load(turn, mask=pair < half, other=0.0)
     sine = tl.load(turn + 1, mask=pair < half, other=0.0)

@@ -18,30 +18,28 @@ import torch
 import triton
 import triton.language as tl
 
-from trserve.models.cuda.kernels import Pointer, Scalar
-
 LOG2_E: Final = 1.4426950408889634
 
 _SMALLEST_TILE: Final = 16
 _LARGEST_TILE: Final = 64
 """Rows of queries, heads times tokens, that a program takes: what tensor cores want at least, and
-what registers hold."""
+what registers hold. In float32, without tensor cores, registers hold no more than the least."""
 
 
 @triton.jit
 def attention_kernel(
-    q: Pointer,
-    kv: Pointer,
-    out: Pointer,
-    partial: Pointer,
-    stats: Pointer,
-    query_start: Pointer,
-    kv_len: Pointer,
-    block_start: Pointer,
-    blocks: Pointer,
-    scale: Scalar,
-    tiles: Scalar,
-    block_stride: Scalar,
+    q: tl.tensor,
+    kv: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    stats: tl.tensor,
+    query_start: tl.tensor,
+    kv_len: tl.tensor,
+    block_start: tl.tensor,
+    blocks: tl.tensor,
+    scale: tl.tensor,
+    tiles: tl.tensor,
+    block_stride: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -131,9 +129,9 @@ def attention_kernel(
 
 @triton.jit
 def merge_kernel(
-    partial: Pointer,
-    stats: Pointer,
-    out: Pointer,
+    partial: tl.tensor,
+    stats: tl.tensor,
+    out: tl.tensor,
     SPLITS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -179,14 +177,25 @@ class Launch:
 
 
 def plan_launch(
-    rows: int, width: int, group: int, kv_heads: int, *, processors: int, most_splits: int
+    rows: int,
+    width: int,
+    group: int,
+    kv_heads: int,
+    *,
+    exact: bool,
+    processors: int,
+    most_splits: int,
 ) -> Launch:
     """The launch for ``rows`` rows of up to ``width`` tokens.
 
     Keys are split until there are about two programs for each of ``processors``, or ``most_splits``
     shares.
+
+    Args:
+        exact: the caches hold float32.
     """
-    tile = _power_of_two(max(_SMALLEST_TILE, group, min(width * group, _LARGEST_TILE)))
+    most = _SMALLEST_TILE if exact else _LARGEST_TILE
+    tile = _power_of_two(max(_SMALLEST_TILE, group, min(width * group, most)))
     tiles = -(-width // (tile // group))
     programs = rows * tiles * kv_heads
     wanted = min(most_splits, 2 * processors // programs)

@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from trserve.models.cuda.kernels import Pointer, Scalar, Tensor
 from trserve.models.cuda.ops_rows import Epilogue
 
 COLUMNS = 4096
@@ -25,10 +24,10 @@ _FIELDS: tl.constexpr = tl.constexpr(5)
 
 @triton.jit
 def part_of_epilogue_kernel(
-    logits: Pointer,
-    found: Pointer,
-    stride: Scalar,
-    size: Scalar,
+    logits: tl.tensor,
+    found: tl.tensor,
+    stride: tl.tensor,
+    size: tl.tensor,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -62,14 +61,14 @@ def part_of_epilogue_kernel(
 
 @triton.jit
 def epilogue_kernel(
-    found: Pointer,
-    tokens: Pointer,
-    finite: Pointer,
-    largest_out: Pointer,
-    logsumexp: Pointer,
-    entropy: Pointer,
-    top_probability: Pointer,
-    margin: Pointer,
+    found: tl.tensor,
+    tokens: tl.tensor,
+    finite: tl.tensor,
+    largest_out: tl.tensor,
+    logsumexp: tl.tensor,
+    entropy: tl.tensor,
+    top_probability: tl.tensor,
+    margin: tl.tensor,
     PARTS: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> None:
@@ -105,8 +104,13 @@ def epilogue_kernel(
 
 @triton.jit
 def philox_round(
-    first: Tensor, mixed_a: Tensor, second: Tensor, mixed_b: Tensor, key_a: Tensor, key_b: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    first: tl.tensor,
+    mixed_a: tl.tensor,
+    second: tl.tensor,
+    mixed_b: tl.tensor,
+    key_a: tl.tensor,
+    key_b: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """One round of Philox4x32 on words of 32 bits that lie in 64: products do not overflow."""
     one = first * 0xD2511F53
     two = second * 0xCD9E8D57
@@ -116,10 +120,10 @@ def philox_round(
 
 @triton.jit
 def uniform_kernel(
-    seeds: Pointer,
-    positions: Pointer,
-    out: Pointer,
-    rows: Scalar,
+    seeds: tl.tensor,
+    positions: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
     MODEL: tl.constexpr,
     PURPOSE: tl.constexpr,
     BLOCK: tl.constexpr,

@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 
 from trserve.models.cuda import kernels_logits
-from trserve.models.cuda.kernels import Pointer, Scalar, Tensor
 from trserve.models.cuda.ops_rows import Epilogue, Filters
 from trserve.params import GREEDY_BELOW
 
@@ -37,27 +36,27 @@ _LOWEST_KEY: tl.constexpr = tl.constexpr(0x007FFFFF)
 
 
 @triton.jit
-def weights_of(z: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
+def weights_of(z: tl.tensor, largest: tl.tensor, temperature: tl.tensor) -> tl.tensor:
     """exp((z - largest) / temperature), float64."""
     return tl.exp((z.to(tl.float64) - largest.to(tl.float64)) / temperature)
 
 
 @triton.jit
-def temperature_of(temperatures: Pointer, row: Tensor) -> Tensor:
+def temperature_of(temperatures: tl.tensor, row: tl.tensor) -> tl.tensor:
     """A row's temperature, 1 for greedy rows: they are computed along and not used."""
     temperature = tl.load(temperatures + row)
     return tl.where(temperature < _GREEDY_BELOW, 1.0, temperature)
 
 
 @triton.jit
-def key_of(z: Tensor) -> Tensor:
+def key_of(z: tl.tensor) -> tl.tensor:
     """A number below 2^32, int64, that orders as the float32 ``z`` does."""
     bits = z.to(tl.int32, bitcast=True).to(tl.int64)
     return tl.where(bits < 0, -1 - bits, bits + 2147483648)
 
 
 @triton.jit
-def logit_of(key: Tensor) -> Tensor:
+def logit_of(key: tl.tensor) -> tl.tensor:
     """The inverse of :func:`key_of`."""
     bits = tl.where(key < 2147483648, -1 - key, key - 2147483648)
     return bits.to(tl.int32).to(tl.float32, bitcast=True)
@@ -65,15 +64,15 @@ def logit_of(key: Tensor) -> Tensor:
 
 @triton.jit
 def picked(
-    histogram: Pointer,
-    states: Pointer,
-    wanted: Tensor,
-    row: Tensor,
+    histogram: tl.tensor,
+    states: tl.tensor,
+    wanted: tl.tensor,
+    row: tl.tensor,
     BY_WEIGHT: tl.constexpr,
     FIRST: tl.constexpr,
     PARTS: tl.constexpr,
     PADDED: tl.constexpr,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The state after the pass that left ``histogram`` float64 [B, PARTS, 16].
 
     The state is the key's digits so far, F above them, and the target; ``states`` float64 [B, 3] is
@@ -103,18 +102,18 @@ def picked(
 
 @triton.jit
 def select_kernel(
-    logits: Pointer,
-    largest: Pointer,
-    temperatures: Pointer,
-    weights: Pointer,
-    lowest: Pointer,
-    wanted: Pointer,
-    before: Pointer,
-    after: Pointer,
-    states_before: Pointer,
-    states_after: Pointer,
-    stride: Scalar,
-    size: Scalar,
+    logits: tl.tensor,
+    largest: tl.tensor,
+    temperatures: tl.tensor,
+    weights: tl.tensor,
+    lowest: tl.tensor,
+    wanted: tl.tensor,
+    before: tl.tensor,
+    after: tl.tensor,
+    states_before: tl.tensor,
+    states_after: tl.tensor,
+    stride: tl.tensor,
+    size: tl.tensor,
     PASS: tl.constexpr,
     BY_WEIGHT: tl.constexpr,
     PARTS: tl.constexpr,
@@ -158,13 +157,13 @@ def select_kernel(
 
 @triton.jit
 def threshold_kernel(
-    histogram: Pointer,
-    states: Pointer,
-    wanted: Pointer,
-    largest: Pointer,
-    temperatures: Pointer,
-    lowest: Pointer,
-    out: Pointer,
+    histogram: tl.tensor,
+    states: tl.tensor,
+    wanted: tl.tensor,
+    largest: tl.tensor,
+    temperatures: tl.tensor,
+    lowest: tl.tensor,
+    out: tl.tensor,
     BY_WEIGHT: tl.constexpr,
     PARTS: tl.constexpr,
     PADDED: tl.constexpr,
@@ -189,16 +188,16 @@ def threshold_kernel(
 
 @triton.jit
 def kept_weights(
-    logits: Pointer,
-    largest: Pointer,
-    temperatures: Pointer,
-    lowest: Pointer,
-    row: Tensor,
-    column: Tensor,
-    stride: Scalar,
-    size: Scalar,
+    logits: tl.tensor,
+    largest: tl.tensor,
+    temperatures: tl.tensor,
+    lowest: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    stride: tl.tensor,
+    size: tl.tensor,
     FILTERED: tl.constexpr,
-) -> Tensor:
+) -> tl.tensor:
     """The weights of the row's columns, zero for those that the filters remove."""
     real = column < size
     z = tl.load(logits + row * stride + column, mask=real, other=-float("inf")).to(tl.float32)
@@ -210,13 +209,13 @@ def kept_weights(
 
 @triton.jit
 def part_sums_kernel(
-    logits: Pointer,
-    largest: Pointer,
-    temperatures: Pointer,
-    lowest: Pointer,
-    sums: Pointer,
-    stride: Scalar,
-    size: Scalar,
+    logits: tl.tensor,
+    largest: tl.tensor,
+    temperatures: tl.tensor,
+    lowest: tl.tensor,
+    sums: tl.tensor,
+    stride: tl.tensor,
+    size: tl.tensor,
     FILTERED: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -232,17 +231,17 @@ def part_sums_kernel(
 
 @triton.jit
 def draw_kernel(
-    logits: Pointer,
-    largest: Pointer,
-    temperatures: Pointer,
-    lowest: Pointer,
-    sums: Pointer,
-    numbers: Pointer,
-    best: Pointer,
-    finite: Pointer,
-    out: Pointer,
-    stride: Scalar,
-    size: Scalar,
+    logits: tl.tensor,
+    largest: tl.tensor,
+    temperatures: tl.tensor,
+    lowest: tl.tensor,
+    sums: tl.tensor,
+    numbers: tl.tensor,
+    best: tl.tensor,
+    finite: tl.tensor,
+    out: tl.tensor,
+    stride: tl.tensor,
+    size: tl.tensor,
     FILTERED: tl.constexpr,
     PARTS: tl.constexpr,
     PADDED: tl.constexpr,
