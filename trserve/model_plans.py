@@ -18,6 +18,7 @@ from trserve.errors import ConfigError
 from trserve.ipc.slab import available_memory
 from trserve.kv_blocks import DTYPE_BYTES, kv_blocks
 from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
+from trserve.models.division import check_divisible
 from trserve.models.fit import check_weights_fit
 from trserve.models.token_map import TokenMap
 from trserve.places import Place
@@ -162,7 +163,12 @@ def _of_locals(config: LaunchConfig, members: Sequence[Member]) -> LaunchConfig:
 
 
 def tensor_parallel(config: LaunchConfig, members: Sequence[Member]) -> tuple[int, ...]:
-    """Processes of each model. ConfigError where one cannot have several."""
+    """Processes of each model.
+
+    Raises:
+        ConfigError: one cannot have several.
+        ModelUnavailableError: it cannot have so many.
+    """
     given = config.placement.tp or tuple(len(g) for g in config.placement.gpus)
     sizes = given or (1,) * len(members)
     for size, member in zip(sizes, members, strict=True):
@@ -170,6 +176,8 @@ def tensor_parallel(config: LaunchConfig, members: Sequence[Member]) -> tuple[in
             raise ConfigError(f"--tp {size}: {member.place.name} is at another host")
         if size > 1 and config.placement.device in ("onnx", "emulated"):
             raise ConfigError(f"--tp {size}: means nothing with --device {config.placement.device}")
+        if member.model is not None:
+            check_divisible(member.model.spec, size, member.model.name)
     return sizes
 
 

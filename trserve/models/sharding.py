@@ -17,8 +17,8 @@ from typing import Final, Protocol
 
 import torch
 
-from trserve.errors import ModelUnavailableError
 from trserve.models.decoder import Decoder
+from trserve.models.division import check_divisible
 from trserve.models.layers import Linear
 from trserve.models.mlp import DenseMlp
 from trserve.models.quantized import Int8Linear
@@ -109,32 +109,6 @@ class Shard:
 
 
 WHOLE: Final = Shard()
-
-
-def check_divisible(spec: ModelSpec, size: int, name: str) -> None:
-    """Refuse a division of ``spec`` over ``size`` ranks that would not be one.
-
-    Raises:
-        ModelUnavailableError: the message says which number stands in the way.
-    """
-    if size == 1:
-        return
-    most = spec.num_kv_heads
-    if spec.num_layers == 0:
-        raise ModelUnavailableError(f"--tp {size}: {name} has no layers to divide; use --tp 1")
-    widths = {
-        "KV heads": spec.num_kv_heads,
-        "attention heads": spec.num_heads,
-        "wide MLPs": spec.intermediate_size,
-    }
-    if spec.experts is not None:
-        widths["wide experts"] = spec.experts.intermediate_size
-    for what, count in widths.items():
-        if count % size:
-            raise ModelUnavailableError(
-                f"--tp {size}: {name} has {count} {what}, which {size} ranks cannot share evenly; "
-                f"use a divisor of {most}"
-            )
 
 
 class RowParallel(Linear):
