@@ -90,7 +90,9 @@ def test_the_work_on_the_device_ends_first():
 )
 def test_a_device_that_hangs_is_not_waited_for(device, step):
     """In the second case the handler cannot even run: the main thread is within a call."""
-    said, seconds = Pair(device, step).die()
+    pair = Pair(device, step)
+    time.sleep(0.2)  # until it is within the call
+    said, seconds = pair.die()
     assert "done" not in said
     assert 0.4 <= seconds < 0.5 + 1.5
 
