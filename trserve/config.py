@@ -270,7 +270,7 @@ def config_from_flags(values: Mapping[str, Any]) -> LaunchConfig:
         for name, group in GROUPS.items()
     }
     config = LaunchConfig(**groups)
-    check_hosts(config.hosts)
+    check_hosts(config.hosts, len(config.model.models))
     models = with_placeholder(config.model.models, config.hosts.edge_listen)
     config = replace(config, model=replace(config.model, models=models))
     _check(config)

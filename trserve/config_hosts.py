@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from trserve.config_option import option
+from trserve.config_values import parse_groups
 from trserve.errors import ConfigError
 from trserve.places import check_address
 
 LINKS: Final = ("auto", "shm", "host_mapped", "cuda_ipc", "nccl", "tcp")
-EXECUTORS: Final = ("local", "ray")
+LOCAL: Final = "local"
+RAY: Final = "ray"
+EXECUTORS: Final = (LOCAL, RAY)
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,24 @@ class HostsConfig:
         "Who places, watches and restarts the processes: this command, or a Ray cluster "
         "(needs trserve[cluster]).",
         choices=EXECUTORS,
+    )
+    ray_address: str = option(
+        "auto",
+        "The Ray cluster for --executor ray: auto is the one that this host is part of, else "
+        "HOST:PORT.",
+    )
+    replicas: int = option(
+        1,
+        "With --executor ray, how often the whole group of models is there; one endpoint sends "
+        "each request to the replica that knows most of its prompt.",
+        also=("--data-parallel-size",),
+    )
+    host_groups: tuple[tuple[int, ...], ...] = option(
+        (),
+        "With --executor ray, which models share a host, by number: 0/1 puts the second on a host "
+        "of its own.  [default: all on one host]",
+        parse=parse_groups,
+        metavar="0/1",
     )
     edge_listen: str = option(
         "",
@@ -54,11 +75,29 @@ class HostsConfig:
     )
 
 
-def check_hosts(config: HostsConfig) -> None:
-    """Raise ConfigError naming the flag that is wrong."""
+def check_hosts(config: HostsConfig, models: int) -> None:
+    """Raise ConfigError naming the flag that is wrong for so many ``models``."""
+    _check_cluster(config, models)
     if config.edge_listen:
         check_address("--edge-listen", config.edge_listen)
     if config.edge_sessions < 1:
         raise ConfigError(f"--edge-sessions {config.edge_sessions}: must be 1 or more")
     if not 0 <= config.remote_timeout_s < math.inf:
         raise ConfigError(f"--remote-timeout-s {config.remote_timeout_s:g}: must be 0 or more")
+
+
+def _check_cluster(config: HostsConfig, models: int) -> None:
+    if config.replicas < 1:
+        raise ConfigError(f"--replicas {config.replicas}: must be 1 or more")
+    if config.executor == LOCAL:
+        for flag, given in (
+            ("--replicas", config.replicas > 1),
+            ("--host-groups", config.host_groups),
+        ):
+            if given:
+                raise ConfigError(f"{flag}: is for --executor ray")
+    groups = config.host_groups
+    if groups and sorted(sum(groups, ())) != list(range(models)):
+        raise ConfigError(f"--host-groups: must name each of the {models} models once, from 0 on")
+    if groups and 0 not in groups[0]:
+        raise ConfigError("--host-groups: model 0, the entry, must be in the first group")

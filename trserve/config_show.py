@@ -42,6 +42,17 @@ def lines(settings: Settings, config: LaunchConfig, *, origin: bool) -> list[str
     return shown
 
 
+def as_file(config: LaunchConfig) -> str:
+    """``config`` as a file for ``--config``, without keys."""
+    shown: list[str] = []
+    for group_name, group in GROUPS.items():
+        values = getattr(config, group_name)
+        for each in fields(group):
+            text = _yaml(each.name, getattr(values, each.name), DEFAULT)
+            shown.append(f"{each.name.replace('_', '-')}: {text}\n")
+    return "".join(shown)
+
+
 def _yaml(name: str, value: Any, origin: str) -> str:
     """A value as YAML that :mod:`trserve.config_file` reads as the same value, but for a key."""
     if name in SECRETS:
@@ -53,7 +64,9 @@ def _yaml(name: str, value: Any, origin: str) -> str:
     if name == "router_config":
         return _quoted(",".join(f"{key}={text}" for key, text in value))
     if isinstance(value, tuple):
-        return _quoted(",".join(map(str, value)))
+        inner = isinstance(value[0], tuple)
+        parts = [",".join(map(str, each)) for each in value] if inner else map(str, value)
+        return _quoted(("/" if inner else ",").join(parts))
     if name == "memory" and not value:
         return _NOTHING  # what is free; 0 is no size that a flag takes
     return _quoted(str(value))

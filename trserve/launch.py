@@ -9,6 +9,7 @@ import os
 
 from trserve.banner import show_note
 from trserve.config import LaunchConfig
+from trserve.config_hosts import RAY
 from trserve.endpoint_plan import cautions
 from trserve.front import HttpFront, listen
 from trserve.ipc.instance import sweep_dead_instances
@@ -20,6 +21,10 @@ from trserve.service_manager import ServiceManager
 
 def launch(config: LaunchConfig) -> int:
     """Run a server until it ends; returns the exit code. Raises StartupError before it starts."""
+    if config.hosts.executor == RAY:
+        from trserve.cluster.ray_launch import launch_on_ray
+
+        return launch_on_ray(config)
     plan = make_plan(config)
     for caution in cautions(config.endpoint, plan.endpoint):
         show_note(caution)

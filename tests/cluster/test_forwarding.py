@@ -1,0 +1,284 @@
+"""One endpoint in front of groups that are played by small servers of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from trserve.cluster.front_server import FrontServer
+
+EVENTS = [b'data: {"n": 0}\n\n', b'data: {"n": 1}\n\n', b"data: [DONE]\n\n"]
+BOUND_S = 10.0
+
+
+class FakeGroup:
+    """Answers as a group would, and remembers what it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked: list[web.Request] = []
+        self.bodies: list[bytes] = []
+        self.hold = asyncio.Event()
+        self.left = asyncio.Event()
+        self.dies = self.never_ends = False
+        self.status = 200
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
+
+    async def start(self) -> str:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        return f"http://{host}:{port}"
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/readyz":
+            return web.json_response({"detail": "serving"})
+        self.asked.append(request)
+        self.bodies.append(await request.read())
+        if request.path == "/v1/completions":
+            return await self._stream(request)
+        if request.path.startswith("/v1/trserve/requests/"):
+            known = request.path.endswith(self.name)
+            return web.json_response({"by": self.name}, status=200 if known else 404)
+        return web.json_response({"by": self.name}, status=self.status)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(headers={"content-type": "text/event-stream", "x-mine": "1"})
+        await reply.prepare(request)
+        try:
+            await reply.write(EVENTS[0])
+            while self.never_ends:
+                await asyncio.sleep(0.01)
+                await reply.write(EVENTS[0])
+            await self.hold.wait()
+            if self.dies:
+                assert request.transport is not None
+                request.transport.abort()
+                return reply
+            for event in EVENTS[1:]:
+                await reply.write(event)
+        except (asyncio.CancelledError, ConnectionError):
+            self.left.set()
+            raise
+        return reply
+
+
+class Stage:
+    """A front server and two groups."""
+
+    def __init__(self, key: str | None = None) -> None:
+        self.groups = [FakeGroup("zero"), FakeGroup("one")]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.front = FrontServer(self._listener, len(self.groups), key)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.client = aiohttp.ClientSession()
+        self.served: asyncio.Task[int]
+
+    async def begin(self) -> None:
+        for index, group in enumerate(self.groups):
+            self.front.groups.move(index, await group.start(), "starting")
+
+        async def until() -> int:
+            return await asyncio.shield(self.over)
+
+        self.served = asyncio.create_task(self.front.serve(until, BOUND_S))
+        while not all(group.ready for group in self.front.groups.all):
+            await asyncio.sleep(0.01)
+
+    async def end(self) -> int:
+        if not self.over.done():
+            self.over.set_result(7)
+        code = await asyncio.wait_for(self.served, BOUND_S)
+        await self.client.close()
+        for group in self.groups:
+            await group.stop()
+        self._listener.close()
+        return code
+
+    def post(
+        self, path: str, body: object, **headers: str
+    ) -> aiohttp.client._RequestContextManager:
+        return self.client.post(self.url + path, data=orjson.dumps(body), headers=headers)
+
+    @property
+    def total_asked(self) -> int:
+        return sum(len(group.asked) for group in self.groups)
+
+
+def on_stage(act: Callable[[Stage], Awaitable[None]], key: str | None = None) -> None:
+    async def run() -> None:
+        stage = Stage(key)
+        await stage.begin()
+        try:
+            async with asyncio.timeout(BOUND_S):
+                await act(stage)
+        finally:
+            await stage.end()
+
+    asyncio.run(run())
+
+
+def test_a_stream_passes_as_it_is() -> None:
+    async def act(stage: Stage) -> None:
+        for group in stage.groups:
+            group.hold.set()
+        async with stage.post("/v1/completions?x=1", {"prompt": "a"}) as reply:
+            assert await reply.read() == b"".join(EVENTS)
+            assert reply.headers["x-mine"] == "1"
+            group = stage.groups[int(reply.headers["x-trserve-group"])]
+        assert group.asked[0].query_string == "x=1"
+        assert group.bodies == [b'{"prompt":"a"}']
+        assert stage.front.app.open_requests == 0
+
+    on_stage(act)
+
+
+def test_sessions_and_prompts_stay_where_they_were() -> None:
+    async def act(stage: Stage) -> None:
+        async def group_of(prompt: str, session: str = "") -> str:
+            headers = {"x-session-affinity": session} if session else {}
+            async with stage.post("/v1/embeddings", {"prompt": prompt}, **headers) as reply:
+                return reply.headers["x-trserve-group"]
+
+        first = await group_of("x" * 1000, "me")
+        assert {await group_of(str(n), "me") for n in range(5)} == {first}
+        assert await group_of("x" * 1000 + "more") == first
+        assert stage.front.app.choices == {"load": 1, "session": 5, "prefix": 1}
+
+    on_stage(act)
+
+
+def test_a_client_that_leaves_ends_the_work() -> None:
+    async def act(stage: Stage) -> None:
+        for group in stage.groups:
+            group.never_ends = True
+        reply = await stage.post("/v1/completions", {"prompt": "a"})
+        assert EVENTS[0] in await reply.content.readany()
+        reply.close()
+        waits = [asyncio.create_task(group.left.wait()) for group in stage.groups]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        while stage.front.app.open_requests:
+            await asyncio.sleep(0.01)
+
+    on_stage(act)
+
+
+def test_one_that_cannot_be_reached_is_another_ones_work() -> None:
+    async def act(stage: Stage) -> None:
+        await stage.groups[0].stop()
+        for _ in range(4):
+            async with stage.post("/v1/embeddings", {"input": "a"}) as reply:
+                assert (reply.status, await reply.json()) == (200, {"by": "one"})
+        lost = stage.front.groups.all[0]
+        assert (lost.ready, lost.losses) == (False, 1)
+        async with stage.client.get(stage.url + "/readyz") as reply:
+            assert (reply.status, (await reply.json())["status"]) == (200, "degraded")
+
+    on_stage(act)
+
+
+def test_a_stream_whose_group_goes_away_says_so_and_ends() -> None:
+    async def act(stage: Stage) -> None:
+        for group in stage.groups:
+            group.dies = True
+        async with stage.post("/v1/completions", {"prompt": "a"}) as reply:
+            assert await reply.content.readany() == EVENTS[0]
+            for group in stage.groups:
+                group.hold.set()
+            rest = (await reply.read()).decode()
+        assert rest.startswith('data: {"error":') and "went away" in rest and rest.endswith("\n\n")
+
+    on_stage(act)
+
+
+def test_without_any_group_the_reasons_are_told() -> None:
+    async def act(stage: Stage) -> None:
+        for index, group in enumerate(stage.groups):
+            await group.stop()
+            stage.front.groups.move(index, "", f"host {index} is lost")
+        async with stage.post("/v1/completions", {"prompt": "a"}) as reply:
+            assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+            assert "host 1 is lost" in (await reply.json())["error"]["message"]
+        async with stage.client.get(stage.url + "/readyz") as reply:
+            assert reply.status == 503
+        async with stage.client.get(stage.url + "/livez") as reply:
+            assert reply.status == 200
+
+    on_stage(act)
+
+
+def test_what_concerns_the_server_goes_to_all_groups_and_a_failure_wins() -> None:
+    async def act(stage: Stage) -> None:
+        async with stage.post("/flush_cache", {}) as reply:
+            assert reply.status == 200
+        assert [len(group.asked) for group in stage.groups] == [1, 1]
+        stage.groups[1].status = 403
+        async with stage.post("/flush_cache", {}) as reply:
+            assert (reply.status, await reply.json()) == (403, {"by": "one"})
+
+    on_stage(act)
+
+
+def test_a_request_is_found_by_its_id() -> None:
+    async def act(stage: Stage) -> None:
+        for name, status in ("one", 200), ("zero", 200), ("nobody", 404):
+            async with stage.client.get(f"{stage.url}/v1/trserve/requests/{name}") as reply:
+                assert reply.status == status
+
+    on_stage(act)
+
+
+def test_the_groups_see_the_fronts_key_and_not_the_clients() -> None:
+    async def act(stage: Stage) -> None:
+        async with stage.post("/v1/embeddings", {}, authorization="Bearer theirs") as reply:
+            assert reply.status == 200
+        (asked,) = [request for group in stage.groups for request in group.asked]
+        assert asked.headers["authorization"] == "Bearer inner"
+
+    on_stage(act, key="inner")
+
+
+def test_a_drain_lets_open_answers_end_and_refuses_new_ones() -> None:
+    async def act(stage: Stage) -> None:
+        async with stage.post("/v1/completions", {"prompt": "a"}) as reply:
+            assert await reply.content.readany() == EVENTS[0]
+            stage.front.signals.put_nowait(15)
+            while not stage.front.app.draining:
+                await asyncio.sleep(0.01)
+            async with stage.post("/v1/completions", {"prompt": "a"}) as refused:
+                assert refused.status == 503
+            for group in stage.groups:
+                group.hold.set()
+            assert await reply.read() == b"".join(EVENTS[1:])
+        assert await asyncio.wait_for(asyncio.shield(stage.served), BOUND_S) == 0
+
+    on_stage(act)
+
+
+def test_metrics_and_the_list() -> None:
+    async def act(stage: Stage) -> None:
+        async with stage.post("/v1/embeddings", {}) as reply:
+            group = reply.headers["x-trserve-group"]
+        async with stage.client.get(stage.url + "/metrics") as reply:
+            text = await reply.text()
+        assert f'trserve_group_requests_total{{group="{group}"}} 1.0' in text
+        assert 'trserve_group_ready{group="1"} 1.0' in text
+        async with stage.client.get(stage.url + "/v1/trserve/groups") as reply:
+            listed = await reply.json()
+        assert [each["ready"] for each in listed["groups"]] == [True, True]
+
+    on_stage(act)

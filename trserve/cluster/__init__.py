@@ -1,0 +1,1 @@
+"""Groups of workers on several hosts behind one endpoint; Ray places and restarts them."""

@@ -1,0 +1,106 @@
+"""The groups behind one endpoint: where each is, whether it answers, how much it has to do.
+
+A group is a whole trserve server with an address of its own. Its supervisor says where it is; here
+it is asked now and then whether it is ready, and any failed connection says that it is not. Knows
+no supervisors and no requests' content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+log = logging.getLogger(__name__)
+PROBE_EVERY_S: Final = 1.0
+PROBE_TIMEOUT_S: Final = 2.0
+
+
+@dataclass(eq=False)
+class Group:
+    """One of them.
+
+    Attributes:
+        url: ``http://HOST:PORT``; empty while it is nowhere.
+        ready: whether it takes requests.
+        detail: why not.
+        in_flight: requests that it has to do of those that came through here.
+        served: how many it has answered.
+        losses: how often it went away.
+    """
+
+    index: int
+    url: str = ""
+    ready: bool = False
+    detail: str = "not started yet"
+    in_flight: int = 0
+    served: int = 0
+    losses: int = 0
+
+    @property
+    def load(self) -> int | None:
+        """What it has to do; None while it takes nothing."""
+        return self.in_flight if self.ready else None
+
+
+class Groups:
+    """All of them.
+
+    Args:
+        session: makes the requests.
+        on_loss: called with the index of a group that went away.
+    """
+
+    def __init__(
+        self, count: int, session: aiohttp.ClientSession, on_loss: Callable[[int], None]
+    ) -> None:
+        self.all: Sequence[Group] = [Group(index) for index in range(count)]
+        self._session = session
+        self._on_loss = on_loss
+        self.changed = asyncio.Event()
+
+    def move(self, index: int, url: str, detail: str) -> None:
+        """The supervisor says where a group is; with an empty ``url``, that it is nowhere."""
+        group = self.all[index]
+        if url != group.url:
+            if group.url:
+                self.lose(group, detail)
+            group.url = url
+        if not group.ready:
+            group.detail = detail
+
+    def lose(self, group: Group, detail: str) -> None:
+        """It does not answer any more."""
+        if group.ready:
+            group.losses += 1
+            log.warning("group %d is away: %s", group.index, detail)
+            self._on_loss(group.index)
+        group.ready, group.detail = False, detail
+
+    async def watch(self) -> None:
+        """Ask them all, until this is cancelled."""
+        while True:
+            await asyncio.gather(*(self._probe(group) for group in self.all if group.url))
+            self.changed.set()
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _probe(self, group: Group) -> None:
+        url = group.url
+        try:
+            timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+            async with self._session.get(f"{url}/readyz", timeout=timeout) as reply:
+                body = await reply.json(content_type=None)
+                ready, detail = reply.status == 200, str(body.get("detail", reply.status))
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            ready, detail = False, repr(error)
+        if group.url != url:
+            return  # it moved meanwhile
+        if not ready:
+            self.lose(group, detail)
+        elif not group.ready:
+            log.info("group %d is ready at %s", group.index, url)
+            group.ready, group.detail = True, detail
