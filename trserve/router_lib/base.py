@@ -138,7 +138,7 @@ class RouterContext:
     ``tokenizer_size`` the number of ids that the tokenizer has; ``config`` the values of
     ``--router-config``, complete with defaults: a float for a ``Parameter``, a str for a
     ``TextParameter``. ``path`` is where this worker's model lies, ``embedding`` [V, H] its input
-    embedding as it was loaded; None where no model was.
+    embedding as it was loaded, on the model's device; None where no model was.
     """
 
     model: int

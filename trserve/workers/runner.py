@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -170,12 +170,28 @@ class TorchRunner:
         return self._head(hidden.to(self.decoder.dtype)).float()
 
 
+@runtime_checkable
+class _Tapped(Protocol):
+    def keep_tap(self) -> None:
+        """See :meth:`TorchRunner.keep_tap`."""
+
+
+@runtime_checkable
+class _Embedding(Protocol):
+    embedding: torch.Tensor
+
+
 def keep_tap(runner: Runner) -> None:
     """Make ``runner`` give ``tap`` with every step. ConfigError where it has no layers to tap."""
-    keep = getattr(runner, "keep_tap", None)
-    if keep is None:
+    if not isinstance(runner, _Tapped):
         raise ConfigError("a router reads the last layer's input, which emulated devices lack")
-    keep()
+    runner.keep_tap()
+
+
+def embedding_of(runner: Runner) -> torch.Tensor | None:
+    """The input embedding of the model that ``runner`` runs, where it is; None if it has none."""
+    found = runner.decoder if isinstance(runner, TorchRunner) else runner
+    return found.embedding if isinstance(found, _Embedding) else None
 
 
 def _nothing_more() -> None:

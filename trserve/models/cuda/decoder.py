@@ -169,8 +169,10 @@ def _norms(layer: DecoderLayer) -> _Norms:
 
 
 def _weight(norm: RMSNorm) -> torch.Tensor:
-    """The factor that the norm itself applies: ones where the next projection has it."""
-    return _scale(norm) if norm.scaled else torch.ones_like(norm.scale)
+    """The factor that the norm itself applies; what the next projection has is taken out of it."""
+    if norm.scaled:
+        return _scale(norm)
+    return torch.full_like(norm.scale, norm.scale.shape[-1] ** -0.5)
 
 
 def _scale(norm: RMSNorm) -> torch.Tensor:

@@ -55,6 +55,7 @@ def load_onto(
             lambda name: shard.part(name, read(name)).to(device),
             progress,
             token_map=token_map,
+            shard=shard,
         )
 
 

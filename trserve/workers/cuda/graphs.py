@@ -110,6 +110,8 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
+        # What was loaded until now was launched on another stream.
+        torch.cuda.synchronize(device)
         # Everything that this thread launches goes there from now on, whoever launches it.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)

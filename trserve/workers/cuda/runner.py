@@ -64,6 +64,7 @@ class CudaRunner:
 
     Attributes:
         routes: whether steps have the router's score.
+        embedding: the model's input embedding, on the device.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class CudaRunner:
         self.on_layer: Callable[[], None] = _nothing_more
         self.routes = False
         self.decoder = decoder
+        self.embedding = decoder.embedding
         self._caches, self._attention, self._head, self._device = caches, attention, head, device
         self._limits, self._model, self._tokenizer_size = limits, model, tokenizer_size
         on, rows = decoder.device, limits.max_rows
