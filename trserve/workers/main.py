@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _PROGRESS_EVERY_S = 0.5
+_GRAPHS_ON_CPU = "graphs-on-cpu"
+"""``TRSERVE_RUNNER=graphs-on-cpu``: the GPU's runner on the CPU, its graphs emulated; for tests."""
 
 
 def _create_runner(
@@ -66,6 +69,12 @@ def _create_runner(
         first = joining.create_runner(place, _progress(control))
         leaving.callback(first.close)
         return first
+    if plan.device == "cuda" or os.environ.get("TRSERVE_RUNNER") == _GRAPHS_ON_CPU:
+        from trserve.workers.cuda import create
+
+        graphed = create.create_runner(plan, index, _progress(control))
+        leaving.callback(graphed.close)
+        return graphed
     import torch
 
     from trserve.models.loading import load_model
@@ -109,6 +118,7 @@ def _create_loop(
     from trserve.workers.blocks import BlockPool
     from trserve.workers.gates import create_gate
     from trserve.workers.grammar import create_grammars
+    from trserve.workers.in_step import DecidingRunner
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.metering import WorkerMeter
     from trserve.workers.news import News
@@ -135,6 +145,8 @@ def _create_loop(
     router = _create_router(plan, index, runner)
     if router.reads_tap:
         keep_tap(runner)
+    if isinstance(runner, DecidingRunner):
+        runner.prepare(router)
     tallies = [slab.tally_words(worker) for worker in range(len(plan.models))]
     routing = Routing(router, share_control(router, tallies))
     bounds_s = plan.endpoint.handoff_buckets_s
@@ -177,7 +189,7 @@ def _create_loop(
 def _create_router(plan: ServerPlan, index: int, runner: Runner) -> BaseRouter:
     from trserve.router_lib.base import RouterContext
     from trserve.workers.routing import create_router
-    from trserve.workers.runner import TorchRunner
+    from trserve.workers.runner import embedding_of
 
     context = RouterContext(
         model=index,
@@ -185,7 +197,7 @@ def _create_router(plan: ServerPlan, index: int, runner: Runner) -> BaseRouter:
         tokenizer_size=plan.tokenizer_size,
         config=plan.router_config,
         path=plan.models[index].path,
-        embedding=runner.decoder.embedding if isinstance(runner, TorchRunner) else None,
+        embedding=embedding_of(runner),
     )
     return create_router(plan.router, context)
 

@@ -9,10 +9,12 @@ Knows files through ``models.loading`` and devices through torch; nothing of ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from trserve.errors import ModelUnavailableError
@@ -79,7 +81,15 @@ def device_caches(
     graph's rows reads its zeros.
     """
     shape = (num_blocks + 1, 2, spec.num_kv_heads, block_size, spec.head_dim)
-    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
+    return [_zeros(shape, dtype, device) for _ in range(spec.num_layers)]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy leaves it to the kernel, which hands out pages as they are written.
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 def check_device_memory(
