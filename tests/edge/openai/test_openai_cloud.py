@@ -1,0 +1,301 @@
+"""The cloud over HTTP: against a server that does as it is told, and against trserve itself."""
+
+import json
+import select
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from tests.edge.openai.visits import END, visit
+from tests.serverproc import Server
+from trserve.edge.cloud import STAYS
+from trserve.edge.openai_cloud import OpenAiCloud, check_router, read_key
+from trserve.edge.openai_wire import Dialect
+from trserve.errors import ConfigError
+from trserve.ipc.baton import Finish
+
+LIMIT_S = 10.0
+
+
+class Stub(ThreadingHTTPServer):
+    """Answers each call with the next of ``script``: a body, with a status, or what makes one."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.models = {"data": [{"id": "big", "owned_by": "vllm", "max_model_len": 128}]}
+        self.script = []
+        self.asked = []
+        self.connections = set()
+        self.headers = []
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Stub
+
+    def log_message(self, *args):
+        """Nobody reads it."""
+
+    def do_GET(self):
+        self.reply(self.server.models)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, body))
+        self.server.headers.append(dict(self.headers))
+        self.server.connections.add(self.client_address)
+        self.reply(self.server.script.pop(0))
+
+    def reply(self, told):
+        if callable(told):
+            told = told(self)
+        if told is None:
+            self.close_connection = True
+            return
+        status, content = told if isinstance(told, tuple) else (200, told)
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def wrote(*ids):
+    return {"choices": [{"token_ids": list(ids)}]}
+
+
+@pytest.fixture
+def stub():
+    with Stub() as server:
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def cloud(stub):
+    made = OpenAiCloud(f"{stub.url}/v1", key="secret")
+    made.start(time.monotonic())
+    wait(made, lambda _: made.connected)
+    yield made
+    made.close()
+
+
+def wait(cloud, done):
+    """Answers until ``done(answers)``; the descriptor says when to look, as for an agent."""
+    answers, deadline = [], time.monotonic() + LIMIT_S
+    while not done(answers):
+        assert time.monotonic() < deadline, cloud.reason
+        select.select([cloud.fd], [], [], min(0.2, cloud.due_s(time.monotonic())))
+        answers += cloud.poll(time.monotonic())
+    return answers
+
+
+def answers_of(cloud, count):
+    return wait(cloud, lambda answers: len(answers) >= count)
+
+
+def answer_of(cloud):
+    (answer,) = answers_of(cloud, 1)
+    return answer
+
+
+def test_a_visit_is_one_call_and_its_tokens_come_home(stub, cloud):
+    stub.script = [wrote(5)]
+    cloud.visit(visit([1, 2, 3]))
+    answer = answer_of(cloud)
+    assert (answer.session, answer.hop, answer.start) == (1, 1, 3)
+    assert (answer.ids.tolist(), answer.sources.tolist()) == ([5], [1])
+    assert (answer.destination, answer.finish, answer.empty) == (0, Finish.NONE, False)
+    assert answer.left == (3, 4)
+    ((path, body),) = stub.asked
+    assert (path, body["prompt"], body["max_tokens"]) == ("/v1/completions", [1, 2, 3], 1)
+    assert stub.headers[0]["Authorization"] == "Bearer secret"
+    assert cloud.facts().max_model_len == 128
+    assert cloud.counts.handoffs == cloud.counts.answers == 1
+
+
+def test_visits_take_as_many_tokens_as_the_router_or_the_request_says(stub, cloud):
+    stub.script = [wrote(5, 6), wrote(5, 6, 8, 9)]
+    cloud.configure({"visit_tokens": 2.0})
+    cloud.visit(visit([1]))
+    assert answer_of(cloud).ids.tolist() == [5, 6]
+    cloud.visit(visit([1, 5, 6], hop=3, router={"visit_tokens": 4.0}))
+    assert answer_of(cloud).ids.tolist() == [5, 6, 8, 9]
+    assert [body["max_tokens"] for _, body in stub.asked] == [2, 4]
+    assert len(stub.connections) == 1, "a connection is kept from call to call"
+
+
+def test_an_end_and_the_row_s_limit_finish_the_request(stub, cloud):
+    stub.script = [wrote(5, END, 6), wrote(5)]
+    cloud.visit(visit([1], router={"visit_tokens": 4.0}))
+    answer = answer_of(cloud)
+    assert (answer.ids.tolist(), answer.finish) == ([5, END], Finish.STOP)
+    cloud.visit(visit([1, 2], hop=3, limit=3, router={"visit_tokens": 4.0}))
+    answer = answer_of(cloud)
+    assert (answer.ids.tolist(), answer.finish) == ([5], Finish.LENGTH)
+    assert stub.asked[-1][1]["max_tokens"] == 1
+
+
+def test_a_request_of_this_model_alone_stays_there_to_its_end(stub, cloud):
+    stub.script = [wrote(*[5] * 16), wrote(6, END)]
+    cloud.visit(visit([1, 2], pinned=True))
+    first, second = answers_of(cloud, 2)
+    assert (first.destination, first.finish, len(first.ids)) == (STAYS, Finish.NONE, 16)
+    assert (second.start, second.ids.tolist(), second.finish) == (18, [6, END], Finish.STOP)
+    assert stub.asked[1][1]["prompt"] == [1, 2, *[5] * 16]
+
+
+def test_many_at_once_and_one_that_is_ended(stub, cloud):
+    gate = threading.Event()
+
+    def later(handler):
+        assert gate.wait(LIMIT_S)
+        return wrote(5)
+
+    stub.script = [later] * 4
+    for session in range(1, 5):
+        cloud.visit(visit([session], session=session))
+    cloud.visit(visit([1], session=1))  # again, and nothing more is asked
+    cloud.end(2)
+    gate.set()
+    assert {answer.session for answer in answers_of(cloud, 3)} == {1, 3, 4}
+
+
+def test_a_closed_connection_is_no_loss(stub, cloud):
+    stub.script = [wrote(5), lambda handler: None, wrote(6)]
+    cloud.visit(visit([1]))
+    answer_of(cloud)
+    cloud.visit(visit([1, 5], hop=3))
+    assert answer_of(cloud).ids.tolist() == [6]
+    assert cloud.connected and cloud.connections == 1
+
+
+def test_a_server_that_fails_is_unreachable_until_it_answers_again(stub, cloud):
+    stub.script = [(500, {"error": {"message": "boom"}}), wrote(6)]
+    cloud.visit(visit([1]))
+    wait(cloud, lambda _: not cloud.connected)
+    assert "answers 500: boom" in cloud.reason and stub.url in cloud.reason
+    assert not cloud.refused
+    wait(cloud, lambda _: cloud.connected)
+    assert cloud.connections == 2
+    cloud.visit(visit([1]))  # the visit that was under way, given again
+    assert answer_of(cloud).ids.tolist() == [6]
+
+
+def test_what_one_request_is_refused_for_is_written_at_home(stub, cloud):
+    stub.script = [wrote(5), (400, {"message": "no such bias"}), wrote(6)]
+    cloud.visit(visit([1]))
+    answer_of(cloud)
+    cloud.visit(visit([1, 5], hop=3))
+    answer = answer_of(cloud)
+    assert (len(answer.ids), answer.destination, answer.empty) == (0, 0, True)
+    assert cloud.connected
+    cloud.visit(visit([1, 5, 2], hop=5))
+    assert answer_of(cloud).ids.tolist() == [6]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ((401, {"message": "who?"}), "answers 401: who?"),
+        ((400, {"message": "unknown field"}), "answers 400: unknown field"),
+        ({"choices": [{"text": "words"}]}, "no token ids"),
+    ],
+)
+def test_what_will_not_change_is_said_as_a_refusal(stub, cloud, told, said):
+    stub.script = [told]
+    cloud.visit(visit([1]))
+    wait(cloud, lambda _: not cloud.connected)
+    assert cloud.refused and said in cloud.reason
+
+
+def test_a_deadline_bounds_the_call(stub, cloud):
+    stub.script = [lambda handler: time.sleep(1.0)]
+    late = visit([1])._replace(deadline_ns=time.monotonic_ns() + 100_000_000)
+    began = time.monotonic()
+    cloud.visit(late)
+    wait(cloud, lambda _: not cloud.connected)
+    assert time.monotonic() - began < 0.9
+    assert "in time" in cloud.reason
+
+
+def test_nobody_there_and_another_model(stub):
+    stub.server_close()
+    gone = OpenAiCloud(stub.url)
+    gone.start(time.monotonic())
+    wait(gone, lambda _: "nobody listens" in gone.reason)
+    assert not gone.connected and not gone.refused
+    gone.close()
+
+
+def test_a_model_that_the_server_lacks_is_refused(stub):
+    other = OpenAiCloud(stub.url, model="other")
+    other.start(time.monotonic())
+    wait(other, lambda _: "does not serve other" in other.reason)
+    assert other.refused
+    other.close()
+
+
+def test_routers_that_decide_there_are_refused_and_keys_are_one_line(tmp_path):
+    for name in ("confidence", "r2r", "entropy", "none"):
+        check_router(name)
+    for name in ("r-stitch", "me", "step-leader", "random"):
+        with pytest.raises(ConfigError, match=name):
+            check_router(name)
+    file = tmp_path / "key"
+    file.write_text("abc\n")
+    assert read_key(str(file)) == "abc"
+    file.write_text("two lines\nof keys")
+    with pytest.raises(ConfigError, match="one line"):
+        read_key(str(file))
+    for url in ("ftp://host", "http://", "http://host:port"):
+        with pytest.raises(ConfigError, match="openai:"):
+            OpenAiCloud(url)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_trserve_as_the_server_writes_what_it_would_have_written(trserve, dialect):
+    """The same greedy tokens, whether it is asked once or token by token."""
+    prompt = list(range(20, 60))
+    whole = trserve.post(
+        "/v1/completions",
+        {"prompt": prompt, "max_tokens": 6, "temperature": 0, "return_token_ids": True},
+    )["choices"][0]["token_ids"]
+    cloud = OpenAiCloud(trserve.url)
+    try:
+        cloud.start(time.monotonic())
+        wait(cloud, lambda _: cloud.connected)
+        cloud._dialect = dialect
+        row = list(prompt)
+        for hop, tokens in enumerate((1, 2, 3), 1):
+            given = visit(row, hop=hop, prompt_len=40, router={"visit_tokens": float(tokens)})
+            cloud.visit(given)
+            row += answer_of(cloud).ids.tolist()
+        assert row[40:] == whole
+    finally:
+        cloud.close()
+
+
+@pytest.fixture(scope="module")
+def trserve():
+    with Server(["--models", "small", "--device", "cpu"]) as server:
+        yield server
+
+
+def test_an_agent_waits_on_the_descriptor_alone(stub, cloud):
+    stub.script = [wrote(5)]
+    assert not select.select([cloud.fd], [], [], 0)[0]
+    cloud.visit(visit([1]))
+    assert select.select([cloud.fd], [], [], LIMIT_S)[0]
+    assert np.array_equal(cloud.poll(time.monotonic())[0].ids, [5])
+    assert not select.select([cloud.fd], [], [], 0)[0]

@@ -1,0 +1,332 @@
+"""The far side of a link agent where it is any server that takes token ids: vLLM, SGLang, trserve.
+
+One HTTP call a visit, with the whole row in it (the server's prefix cache finds what it knows), so
+it is slower than an edge port, and the router is not asked there: a request comes back after its
+``visit_tokens`` tokens. Only ids cross, both ways. What the server refuses of one request alone,
+that request writes at home; anything else makes the model unreachable until a probe succeeds.
+
+Knows visits and outcomes of calls; HTTP is ``openai_calls``'s, JSON ``openai_wire``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+
+from trserve.edge.cloud import STAYS, Answer, Visit
+from trserve.edge.facts import RemoteFacts
+from trserve.edge.link_counts import LinkCounts
+from trserve.edge.openai_calls import Calls, Outcome, Server
+from trserve.edge.openai_wire import (
+    Dialect,
+    WireError,
+    cut_at_end,
+    dialect_of,
+    read_ids,
+    refusal_of,
+    request_body,
+)
+from trserve.errors import ConfigError
+from trserve.ipc.baton import Finish
+from trserve.router_lib.registry import describe
+
+log = logging.getLogger(__name__)
+CALL_TIMEOUT_S: Final = 120.0
+PROBE_TIMEOUT_S: Final = 10.0
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 5.0
+PINNED_TOKENS: Final = 16
+"""Of one call for a request that this model writes alone: its stream moves that often."""
+
+_OK: Final = 200
+_FOR_GOOD: Final = frozenset({401, 403, 404, 405})
+_OF_ONE_REQUEST: Final = frozenset({400, 413, 422})
+_VISIT_TOKENS: Final = "visit_tokens"
+_LENGTH: Final = struct.Struct("<i")
+"""What one-way routers keep on a hop: the row's length with which the request arrives."""
+
+
+def check_router(name: str) -> None:
+    """ConfigError where the router ``name`` would have to be asked at a server that has none."""
+    entry = describe(name)
+    if entry is None:
+        log.warning("--router %s is not asked at an openai: server; visits end by themselves", name)
+        return
+    if name != "none" and all(each.name != _VISIT_TOKENS for each in entry.parameters):
+        raise ConfigError(
+            f"--router {name}: decides at the model it hands to, too, which no openai: server lets "
+            "it; use confidence, citer, r2r, co-llm, entropy, top-prob or margin, or a trserve "
+            "there (--edge-listen)"
+        )
+
+
+def read_key(path: str) -> str:
+    """The first line of the file ``path``, the server's API key. ConfigError without one."""
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--edge-keys {path}: cannot be read: {error}") from None
+    if len(lines) != 1:
+        raise ConfigError(f"--edge-keys {path}: an openai: server's API key is one line of text")
+    return lines[0]
+
+
+class _Call(NamedTuple):
+    """A visit under way: ``number`` of its call, None until it can be made."""
+
+    visit: Visit
+    number: int | None
+    began_ns: int
+
+
+class OpenAiCloud:
+    """Implements :class:`~trserve.edge.cloud.Cloud`.
+
+    Args:
+        url: of the server, with or without ``/v1``.
+        index: of the model that it has, among the home's; ``model`` what the server calls it, empty
+            for the one that it names first.
+        values: the home's values of its router's parameters.
+        key: sent as a bearer token; empty for none.
+
+    Attributes:
+        counts: bytes and calls, as of a link.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        index: int = 1,
+        model: str = "",
+        values: dict[str, float] | None = None,
+        key: str = "",
+    ) -> None:
+        self._server = Server(url)
+        self._calls = Calls(self._server, {"Authorization": f"Bearer {key}"} if key else {})
+        self._index = index
+        self._wanted, self._model = model, model
+        self._values = dict(values or {})
+        self._dialect = Dialect.COMPLETIONS
+        self._facts: RemoteFacts | None = None
+        self._under_way: dict[int, _Call] = {}
+        self._session_of: dict[int, int] = {}
+        self._probe: int | None = None
+        self._probe_at = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self._connected = self._refused = self._answered = False
+        self._reason = f"{self._server.url} was not reached yet"
+        self._connections = 0
+        self.counts = LinkCounts()
+
+    # -- what the agent sees -----------------------------------------------------------------
+
+    @property
+    def fd(self) -> int:
+        """Readable when an answer has come."""
+        return self._calls.fd
+
+    @property
+    def connected(self) -> bool:
+        """Whether visits are taken."""
+        return self._connected
+
+    @property
+    def reason(self) -> str:
+        """Why not."""
+        return self._reason
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server said so."""
+        return self._refused
+
+    @property
+    def connections(self) -> int:
+        """How often it could be reached again."""
+        return self._connections
+
+    def facts(self) -> RemoteFacts | None:
+        """What the server has said of its model."""
+        return self._facts
+
+    def configure(self, values: dict[str, float]) -> None:
+        """Other values of the home's router."""
+        self._values |= values
+
+    def start(self, now: float) -> None:
+        """Ask what it serves."""
+        self._probe = self._calls.begin("/v1/models", None, PROBE_TIMEOUT_S)
+
+    def visit(self, visit: Visit) -> None:
+        """Call, unless this visit's call is under way."""
+        known = self._under_way.get(visit.session)
+        if known is not None and known.visit.hop == visit.hop:
+            return
+        self.end(visit.session)
+        if self._connected:
+            self._call(visit, time.monotonic_ns())
+
+    def prefill(self, visit: Visit) -> None:
+        """Nothing: such a server computes a prompt only to write behind it."""
+
+    def end(self, session: int) -> None:
+        """Cancel its call, if one is under way."""
+        known = self._under_way.pop(session, None)
+        if known is not None and known.number is not None:
+            self._session_of.pop(known.number, None)
+            self._calls.cancel(known.number)
+
+    def poll(self, now: float) -> list[Answer]:
+        """Take in what has come; probe when it is time."""
+        answers: list[Answer] = []
+        for outcome in self._calls.outcomes():
+            if outcome.number == self._probe:
+                self._probe = None
+                self._take_probe(outcome, now)
+            elif (session := self._session_of.pop(outcome.number, None)) is not None:
+                answers += self._take(self._under_way.pop(session), outcome, now)
+        if not self._connected and self._probe is None and now >= self._probe_at:
+            self.start(now)
+        return answers
+
+    def due_s(self, now: float) -> float:
+        """Seconds until the next probe; calls have their own limits."""
+        if self._connected or self._probe is not None:
+            return CALL_TIMEOUT_S
+        return max(0.0, self._probe_at - now)
+
+    def close(self) -> None:
+        """Cancel everything."""
+        self._calls.close()
+
+    # -- probes ------------------------------------------------------------------------------
+
+    def _take_probe(self, outcome: Outcome, now: float) -> None:
+        if problem := self._problem(outcome):
+            self._lose(problem, now, refused=outcome.status in _FOR_GOOD)
+            return
+        try:
+            models = orjson.loads(outcome.body)
+            first = self._find(models)
+        except (orjson.JSONDecodeError, AttributeError, TypeError) as error:
+            self._lose(f"does not say what it serves ({error})", now)
+            return
+        if first is None:
+            self._lose(f"does not serve {self._wanted}", now, refused=True)
+            return
+        self._dialect, self._model = dialect_of(models), str(first["id"])
+        length = first.get("max_model_len")
+        self._facts = RemoteFacts(max_model_len=length) if isinstance(length, int) else None
+        self._connected, self._refused = True, False
+        self._connections += 1
+        self._pause_s = FIRST_PAUSE_S
+        log.info("%s serves %s", self._server.url, self._model)
+
+    def _find(self, models: dict[str, Any]) -> dict[str, Any] | None:
+        served: list[dict[str, Any]] = models.get("data") or []
+        named = [each for each in served if each.get("id") == self._wanted]
+        return next(iter(named or ([] if self._wanted else served)), None)
+
+    def _problem(self, outcome: Outcome) -> str:
+        if not outcome.status:
+            return outcome.error
+        if outcome.status == _OK:
+            return ""
+        return f"answers {outcome.status}: {refusal_of(outcome.body)}"
+
+    def _lose(self, problem: str, now: float, *, refused: bool = False) -> None:
+        """The model cannot be reached; visits under way are given again once it can be."""
+        reason = f"{self._server.url} {problem}" if refused else f"{self._server.url}: {problem}"
+        if self._connected or reason != self._reason:
+            log.warning("%s", reason)
+        self._connected, self._reason, self._refused = False, reason, refused
+        for session in list(self._under_way):
+            self.end(session)
+        self._probe_at = now + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def _call(self, visit: Visit, began_ns: int) -> None:
+        tokens = max(1, min(self._tokens(visit), visit.limit - len(visit.row)))
+        body = request_body(self._dialect, visit, self._model, tokens)
+        number = self._calls.begin(self._dialect.value, body, _timeout_s(visit))
+        self.counts.handoffs += 1
+        self.counts.handoff_bytes += len(body)
+        self._session_of[number] = visit.session
+        self._under_way[visit.session] = _Call(visit, number, began_ns)
+
+    def _tokens(self, visit: Visit) -> int:
+        if visit.params.pinned:
+            return PINNED_TOKENS
+        given = visit.params.router.get(_VISIT_TOKENS, self._values.get(_VISIT_TOKENS, 1.0))
+        return int(np.ceil(given))
+
+    def _take(self, call: _Call, outcome: Outcome, now: float) -> list[Answer]:
+        """The answer of a call that is over."""
+        if outcome.status in _OF_ONE_REQUEST and self._answered:
+            return [self._nothing(call, self._problem(outcome))]
+        if problem := self._problem(outcome):
+            refused = outcome.status in _FOR_GOOD | _OF_ONE_REQUEST
+            self._lose(problem, now, refused=refused)
+            return []
+        try:
+            ids = read_ids(self._dialect, outcome.body)
+        except WireError as error:
+            self._lose(f"is no such server: {error}", now, refused=True)
+            return []
+        self._answered = True
+        self.counts.answers += 1
+        self.counts.answer_bytes += len(outcome.body)
+        return [self._answer(call, ids) if ids else self._nothing(call, "an answer without tokens")]
+
+    def _answer(self, call: _Call, written: list[int]) -> Answer:
+        visit = call.visit
+        ids, finish = cut_at_end(written, visit, visit.params.sampling)
+        end = len(visit.row) + len(ids)
+        stays = visit.params.pinned and finish is Finish.NONE
+        if stays:
+            row = np.concatenate((visit.row, np.array(ids, np.int32)))
+            self._call(visit._replace(row=row), call.began_ns)
+        return Answer(
+            session=visit.session,
+            hop=visit.hop,
+            start=len(visit.row),
+            ids=np.array(ids, np.int32),
+            sources=np.full(len(ids), self._index, np.uint8),
+            destination=STAYS if stays else 0,
+            finish=finish,
+            extras=_LENGTH.pack(end),
+            remote_ns=time.monotonic_ns() - call.began_ns,
+            left=tuple(end if i == self._index else n for i, n in enumerate(visit.left)),
+        )
+
+    def _nothing(self, call: _Call, problem: str) -> Answer:
+        """Back home with nothing written: the model there writes the token itself."""
+        log.warning("%s: a visit ends without a token: %s", self._server.url, problem)
+        visit = call.visit
+        return Answer(
+            session=visit.session,
+            hop=visit.hop,
+            start=len(visit.row),
+            ids=np.empty(0, np.int32),
+            sources=np.empty(0, np.uint8),
+            destination=0,
+            extras=_LENGTH.pack(len(visit.row)),
+            empty=True,
+            remote_ns=time.monotonic_ns() - call.began_ns,
+        )
+
+
+def _timeout_s(visit: Visit) -> float:
+    if not visit.deadline_ns:
+        return CALL_TIMEOUT_S
+    left = (visit.deadline_ns - time.monotonic_ns()) / 1e9
+    return min(CALL_TIMEOUT_S, max(0.001, left))
