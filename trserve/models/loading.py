@@ -6,7 +6,7 @@ memory plans or of downloads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ from trserve.models.fit import check_weights_fit
 from trserve.models.gguf import gguf_source, load_gguf
 from trserve.models.spec import ModelSpec
 from trserve.models.token_map import TokenMap
+
+Part = Callable[[str, torch.Tensor], torch.Tensor]
+"""Of a tensor and its name, the part that is wanted: a view of it, or a small tensor instead."""
 
 
 def load_model(
@@ -90,22 +93,37 @@ def load_decoder(
 
 @contextmanager
 def tensors_of(
-    path: Path, spec: ModelSpec, *, dtype: torch.dtype, load_format: LoadFormat = "auto"
+    path: Path,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "auto",
+    part: Part | None = None,
 ) -> Iterator[TensorSource]:
-    """The tensors that :func:`load_model` would assemble, for who writes them down instead.
+    """The tensors that :func:`load_model` would assemble, for who does something else with them.
+
+    Args:
+        part: which part of each is wanted; of a mapped file the rest is then not even read.
 
     Raises:
         ModelUnavailableError: as :func:`load_model`, but memory is not looked at.
     """
+    cut = part or _whole
     with ExitStack() as stack:
         if load_format == "dummy":
-            yield dummy_source(spec, dtype=dtype)
+            read = dummy_source(spec, dtype=dtype)
         elif path.suffix == ".gguf":
-            yield gguf_source(path, spec, dtype)
+            read = gguf_source(path, spec, dtype)
         else:
             located = _locate(stack, path)
             _check(located, spec, path)
-            yield lambda name: located[name].get_tensor(name).to(dtype)
+            yield lambda name: cut(name, located[name].get_tensor(name)).to(dtype)
+            return
+        yield lambda name: cut(name, read(name))
+
+
+def _whole(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _locate(stack: ExitStack, path: Path) -> dict[str, Any]:

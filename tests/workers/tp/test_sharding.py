@@ -14,6 +14,7 @@ from tests.models.reference import CASES, Harness, make_model, save
 from tests.workers.tp.harness import model_plan, tp_harness
 from trserve.errors import ModelUnavailableError
 from trserve.models.assembly import expected_tensors
+from trserve.models.loading import tensors_of
 from trserve.models.sharding import Shard
 from trserve.models.spec import read_spec
 from trserve.workers.tp.joining import load_share
@@ -131,6 +132,22 @@ def test_dummy_shares_hold_the_weights_of_the_whole(checkpoints):
         parts = [share.output(part) for share, part in zip(shares, eye.chunk(2, 1), strict=True)]
         assert torch.equal(sum(parts), layer.output(eye))
     assert torch.equal(ranks[1].embedding, whole.embedding)
+
+
+def test_a_tensor_is_cut_before_it_is_converted(tmp_path):
+    """Of a mapped file only the pages of the part are touched then."""
+    path = save(make_model("qwen3").to(torch.bfloat16), tmp_path)
+    spec, shard, seen = read_spec(path), Shard(1, 2), {}
+
+    def part(name, tensor):
+        seen[name] = (tensor.dtype, tuple(tensor.shape))
+        return shard.part(name, tensor)
+
+    with tensors_of(path, spec, dtype=torch.float32, part=part) as read:
+        for name, shape in expected_tensors(shard.spec(spec)).items():
+            found = read(name)
+            assert (found.dtype, tuple(found.shape)) == (torch.float32, shape)
+            assert seen[name] == (torch.bfloat16, expected_tensors(spec)[name])
 
 
 @st.composite

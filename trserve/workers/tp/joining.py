@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -23,13 +23,17 @@ from trserve.models.sharding import Collective, Shard, connect
 from trserve.models.spec import read_spec
 from trserve.plan import ModelPlan, ServerPlan
 from trserve.workers.kv_cache import KVCache
-from trserve.workers.tp.distributed import GlooGroup
+from trserve.workers.tp.distributed import GlooGroup, NcclGroup
 from trserve.workers.tp.group_files import group_layout
 from trserve.workers.tp.memory import GroupMemory, Trouble
 from trserve.workers.tp.plan_ring import PlanReader, PlanWriter
-from trserve.workers.tp.runner import RankRunner, TensorParallelRunner
+from trserve.workers.tp.runner import Follower, RankRunner, TensorParallelRunner
 from trserve.workers.tp.shared_sum import SharedMemoryGroup
 from trserve.workers.tp.waiting import LONG_SPIN, SHORT_SPIN, Waiter
+
+if TYPE_CHECKING:
+    from trserve.workers.cuda.runner import CudaRunner
+    from trserve.workers.tp.gpu import FirstCudaRank
 
 CHOICE: Final = "TRSERVE_TP_SUMS"
 """Environment variable that says how ranks on CPUs add up: ``shared``, by default, or ``gloo``."""
@@ -60,6 +64,12 @@ class Place:
         """The doorbells of ranks 1 and up."""
         return self.group_fds[2:]
 
+    @property
+    def with_graphs(self) -> bool:
+        """Whether the ranks are those of GPUs, or run as such on the CPU."""
+        emulated = os.environ.get("TRSERVE_RUNNER") == "graphs-on-cpu"
+        return self.plan.device == "cuda" or emulated
+
     def memory(self) -> GroupMemory:
         """The group's memory."""
         return GroupMemory(self.group_fds[0], group_layout(self.plan, self.index), self.rank)
@@ -86,10 +96,11 @@ def load_share(
     spec = shard.spec(whole)
     title = f"{model.name}, rank {rank}"
     check_weights_fit([(title, spec, dtype.itemsize, model.int8)], available_memory())
-    with tensors_of(path, whole, dtype=dtype, load_format=model.load_format) as read:
+    form = model.load_format
+    with tensors_of(path, whole, dtype=dtype, load_format=form, part=shard.part) as read:
         decoder = assemble(
             spec,
-            lambda name: shard.part(name, read(name)),
+            read,
             progress,
             int8=model.int8,
             token_map=model.token_map,
@@ -98,8 +109,12 @@ def load_share(
     return decoder, dtype
 
 
-def create_group(place: Place, memory: GroupMemory) -> Collective:
+def create_group(
+    place: Place, memory: GroupMemory, device: torch.device | None = None
+) -> Collective:
     """How the ranks at ``place`` add up. ConfigError for an unknown choice."""
+    if device is not None and device.type == "cuda":
+        return NcclGroup(place.group_fds[1], place.rank, place.model.tp, device)
     choice = os.environ.get(CHOICE) or "shared"
     if choice == "shared":
         return SharedMemoryGroup(memory, spin=place.spin)
@@ -118,43 +133,61 @@ def join(memory: GroupMemory, timeout_s: float = JOIN_S) -> None:
             waiter.reach(1)
 
 
-def create_runner(place: Place, progress: Progress | None = None) -> TensorParallelRunner:
+def create_runner(
+    place: Place, progress: Progress | None = None
+) -> TensorParallelRunner | FirstCudaRank:
     """Rank 0's runner, once all ranks are there.
 
     Raises:
-        ModelUnavailableError: as :func:`load_share`.
+        ModelUnavailableError: the model cannot be divided so, does not fit or is damaged.
         GroupLostError: a rank does not come.
     """
     memory = place.memory()
+    writer = PlanWriter(memory, place.bells, spin=place.spin)
+    if place.with_graphs:
+        from trserve.workers.tp import gpu
+
+        inner, group = _take_cuda_share(place, memory, progress)
+        join(memory)
+        return gpu.FirstCudaRank(inner, group, writer)
     decoder, kv, group = _take_share(place, memory, progress)
     join(memory)
-    return TensorParallelRunner(
-        decoder,
-        kv,
-        tokenizer_size=place.plan.tokenizer_size,
-        group=group,
-        writer=PlanWriter(memory, place.bells, spin=place.spin),
-    )
+    size = place.plan.tokenizer_size
+    return TensorParallelRunner(decoder, kv, tokenizer_size=size, group=group, writer=writer)
 
 
-def create_rank(
-    place: Place, watched: Mapping[int, Callable[[], bool]]
-) -> tuple[GroupMemory, RankRunner, PlanReader, Collective]:
-    """Another rank's memory, runner, plans and sums, once all ranks are there; raises as above.
+class Rank(NamedTuple):
+    """All that a rank other than 0 has."""
+
+    memory: GroupMemory
+    runner: Follower
+    reader: PlanReader
+    group: Collective
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.runner.close()
+        self.group.close()
+
+
+def create_rank(place: Place, watched: Mapping[int, Callable[[], bool]]) -> Rank:
+    """Another rank, once all of them are there; raises as :func:`create_runner`.
 
     Args:
         watched: see :class:`PlanReader`.
     """
-    memory = place.memory()
+    memory, plan = place.memory(), place.plan
+    bell = place.bells[place.rank - 1]
+    reader = PlanReader(memory, bell, plan.block_size, watched, spin=place.spin)
+    if place.with_graphs:
+        from trserve.workers.tp import gpu
+
+        inner, group = _take_cuda_share(place, memory, None)
+        join(memory)
+        return Rank(memory, gpu.CudaRank(inner, plan.tokenizer_size), reader, group)
     decoder, kv, group = _take_share(place, memory, None)
     join(memory)
-    bell = place.bells[place.rank - 1]
-    return (
-        memory,
-        RankRunner(decoder, kv),
-        PlanReader(memory, bell, place.plan.block_size, watched, spin=place.spin),
-        group,
-    )
+    return Rank(memory, RankRunner(decoder, kv), reader, group)
 
 
 def _take_share(
@@ -168,3 +201,16 @@ def _take_share(
     group = create_group(place, memory)
     connect(decoder, group)
     return decoder, kv, group
+
+
+def _take_cuda_share(
+    place: Place, memory: GroupMemory, progress: Progress | None
+) -> tuple[CudaRunner, Collective]:
+    from trserve.workers.tp import gpu
+
+    torch.set_num_threads(place.model.threads)
+
+    def connect_to(device: torch.device) -> Collective:
+        return create_group(place, memory, device)
+
+    return gpu.create_cuda_runner(place.plan, place.index, place.rank, connect_to, progress)

@@ -102,6 +102,15 @@ class PlanWriter:
             for rank in range(1, memory.layout.ranks)
         ]
 
+    def tell(self, step: StepInputs, also: _Int64Array | None) -> None:
+        """Tell all ranks to compute ``step``, with the further tokens ``also``.
+
+        Raises:
+            GroupLostError: another rank has stopped, or hangs.
+        """
+        self.adopt(step)
+        self.publish(step, also)
+
     def adopt(self, step: StepInputs) -> None:
         """Let the block tables of ``step`` lie where all ranks read them, from now on.
 
@@ -118,11 +127,7 @@ class PlanWriter:
         self._adopted = step
 
     def publish(self, step: StepInputs, also: _Int64Array | None) -> None:
-        """Tell all ranks to compute ``step``, whose tables were adopted.
-
-        Raises:
-            GroupLostError: another rank has stopped, or hangs.
-        """
+        """:meth:`tell`, once the tables of ``step`` are adopted."""
         number, tokens, rows = self._number, step.num_tokens, step.num_rows
         for waiter in self._done:
             waiter.reach(number - PLANS + 1)
@@ -139,7 +144,7 @@ class PlanWriter:
             plan.also[: len(also)] = also
         checked = number % CHECK_EVERY == 0
         counts[_DIGEST] = digest(number, plan, self._memory.tables) if checked else _NO_DIGEST
-        self._tell(number + 1)
+        self._ring(number + 1)
 
     def end(self) -> None:
         """Let the other ranks leave: there will be no further step."""
@@ -147,7 +152,7 @@ class PlanWriter:
         for bell in self._bells:
             ring(bell)
 
-    def _tell(self, number: int) -> None:
+    def _ring(self, number: int) -> None:
         store_fence()
         self._memory.words[self._memory.published_at] = number
         self._number = number

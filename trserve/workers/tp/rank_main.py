@@ -56,17 +56,17 @@ def _serve(arguments: ChildArguments, control: ControlClient) -> None:
         arguments.launcher_fd: lambda: False,
         control.fd: _control_handler(control, readers),
     }
-    memory, runner, reader, group = create_rank(place, watched)
-    readers.append(reader)
+    rank = create_rank(place, watched)
+    readers.append(rank.reader)
     # Whatever is alive now stays: the collector need never walk the model again.
     gc.collect()
     gc.freeze()
     control.send({"type": "ready"})
     watched[control.fd]()  # what came while nobody polled has no edge left
-    follow(memory, reader, runner)
-    if reader.late_wakeups:
-        log.error("%d doorbells were lost", reader.late_wakeups)
-    group.close()
+    follow(rank.memory, rank.reader, rank.runner)
+    if rank.reader.late_wakeups:
+        log.error("%d doorbells were lost", rank.reader.late_wakeups)
+    rank.close()
 
 
 def _fail(control: ControlClient, message: str, exit_code: int) -> int:

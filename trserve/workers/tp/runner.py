@@ -10,7 +10,7 @@ Knows decoders, plans and collectives; nothing of requests, of sockets or of how
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -53,8 +53,7 @@ class TensorParallelRunner(TorchRunner):
         Raises:
             GroupLostError: another rank is gone or hangs.
         """
-        self._writer.adopt(step)
-        self._writer.publish(step, also)
+        self._writer.tell(step, also)
         return self._forward(step, also)
 
     def close(self) -> None:
@@ -64,14 +63,9 @@ class TensorParallelRunner(TorchRunner):
 
 
 class RankRunner:
-    """The runner of a rank other than 0: everything but the head.
-
-    Attributes:
-        on_layer: called before each layer.
-    """
+    """The runner of a rank other than 0: everything but the head."""
 
     def __init__(self, decoder: Decoder, kv: KVCache) -> None:
-        self.on_layer: Callable[[], None] = _nothing
         self._decoder = decoder
         self._attention = PagedAttention(decoder.spec, kv)
 
@@ -100,11 +94,23 @@ class RankRunner:
 
     def run(self, layer: int) -> None:
         """Attend in ``layer``: the decoder's call in a step."""
-        self.on_layer()
         self._attention.run(layer)
 
+    def close(self) -> None:
+        """Nothing is open."""
 
-def follow(memory: GroupMemory, reader: PlanReader, runner: RankRunner) -> None:
+
+class Follower(Protocol):
+    """What computes a rank's share: :class:`RankRunner`, or a GPU's."""
+
+    def forward(self, step: StepInputs, also: NDArray[np.int64] | None) -> torch.Tensor:
+        """Compute ``step``; what rank 0 has as hidden states."""
+
+    def close(self) -> None:
+        """Free what must go before the collective does."""
+
+
+def follow(memory: GroupMemory, reader: PlanReader, runner: Follower) -> None:
     """Compute every step that rank 0 publishes, until there is none to come.
 
     Raises:
@@ -117,7 +123,3 @@ def follow(memory: GroupMemory, reader: PlanReader, runner: RankRunner) -> None:
     except Exception:
         memory.stop(Trouble.FAILED)
         raise
-
-
-def _nothing() -> None:
-    """Nobody waits for a sign of life."""
