@@ -16,7 +16,8 @@ from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab
 from trserve.plan import ServerPlan
 from trserve.watchdog import Watchdog
-from trserve.workforce import LOOK_EVERY_S, REAPED_AFTER_S, START_AGAIN_S
+from trserve.worker_lives import REAPED_AFTER_S
+from trserve.workforce import LOOK_EVERY_S, START_AGAIN_S
 
 _GATEWAY: Final = 0  # the one that the watchdog watches
 

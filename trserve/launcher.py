@@ -38,11 +38,7 @@ class Launcher:
     """One server instance, from its first child to its last."""
 
     def __init__(
-        self,
-        plan: ServerPlan,
-        front: Front,
-        drain_timeout_s: float,
-        shared: Shared | None = None,
+        self, plan: ServerPlan, front: Front, drain_timeout_s: float, shared: Shared | None = None
     ) -> None:
         self._plan = plan
         self._front = front
@@ -65,6 +61,7 @@ class Launcher:
             watch=self._watch,
             tell=lambda message: self._control.send(GATEWAY_IDENTITY, message),
             note=front.show_note,
+            directory=self._directory.path,
         )
         self._slab = Slab(self._shared.slab_fd, plan.layout)
         self._solving = Solving(
@@ -81,6 +78,7 @@ class Launcher:
     def __exit__(self, *exception: object) -> None:
         """Leave nothing behind, however ``run`` ended."""
         self._children.kill_all()
+        self._workforce.close()
         self._control.close()
         self._directory.remove()
         self._pipe.close()
@@ -268,11 +266,10 @@ class Launcher:
         if is_gateway:
             child.ready = True
         else:
-            self._workforce.on_ready(child, message.get("router_parameters", []))
+            self._workforce.on_ready(child, message)
             self._solving.on_ready(child)
         if all(child.ready for child in self._children) if starting else is_gateway:
-            parameters = self._workforce.router_parameters
-            self._control.send(GATEWAY_IDENTITY, {"type": "serve", "router_parameters": parameters})
+            self._control.send(GATEWAY_IDENTITY, self._workforce.serve_message())
 
     def _on_serving(self) -> None:
         """The gateway takes requests: now the ready line is true."""

@@ -15,6 +15,7 @@ import msgspec
 from trserve.config import LaunchConfig
 from trserve.edge.facts import RemoteFacts
 from trserve.errors import ConfigError
+from trserve.gpus.planning import Planned
 from trserve.ipc.slab import available_memory
 from trserve.kv_blocks import DTYPE_BYTES, kv_blocks
 from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
@@ -94,12 +95,14 @@ def plan_models(
     members: Sequence[Member],
     facts: Sequence[RemoteFacts | None],
     maps: Sequence[TokenMap],
+    planned: Planned | None = None,
 ) -> list[ModelPlan]:
     """The plans of ``members``.
 
     Args:
         facts: what is known of each member that is elsewhere.
         maps: of those that are here, in their order.
+        planned: what GPUs they have, and the KV blocks there; None where they have none.
 
     Raises:
         ConfigError: a flag is wrong; the message names it.
@@ -109,11 +112,16 @@ def plan_models(
     lengths = [model_length(model, config.model.max_model_len) for model in models]
     dtypes = [choose_dtype(model, config.model.dtype) for model in models]
     int8 = config.model.quantization == "int8"
-    check_memory(models, dtypes, int8=int8)
-    blocks = kv_blocks(_of_locals(config, members), models, dtypes, lengths)
-    names, tp = unique_names(members), tensor_parallel(config, members)
+    groups: Sequence[tuple[int, ...]] = ((),) * len(members)
+    if planned is None:
+        check_memory(models, dtypes, int8=int8)
+        blocks = kv_blocks(_of_locals(config, members), models, dtypes, lengths)
+        tp = tensor_parallel(config, members)
+    else:
+        blocks = [n for n, member in zip(planned.blocks, members, strict=True) if member.is_here]
+        groups, tp = planned.groups, tuple(max(1, len(group)) for group in planned.groups)
+    names = unique_names(members)
     threads = config.placement.threads or _shared_threads(members, tp)
-    groups = config.placement.gpus or ((),) * len(members)
     here = iter(range(len(models)))
     plans: list[ModelPlan] = []
     for index, member in enumerate(members):

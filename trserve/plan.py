@@ -18,8 +18,11 @@ from trserve.edge.remote_models import ask_hosts
 from trserve.emulated.placement import place
 from trserve.emulated.profile import Profile
 from trserve.endpoint_plan import EndpointPlan, plan_endpoint
-from trserve.errors import ConfigError, ModelUnavailableError
+from trserve.errors import ConfigError
 from trserve.gateway.tokenizer import Tokenizer
+from trserve.gpus.members import plan_members, refuse_without_gpus
+from trserve.gpus.plan import GPU_DEVICE, GpuPlan
+from trserve.gpus.torch_build import check_torch_for_gpus
 from trserve.ipc.layout import Layout
 from trserve.model_plans import (
     Member,
@@ -78,7 +81,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     record: RecordPlan | None = None
     profile: Profile | None = None
-    mps: str = "auto"
+    gpu: GpuPlan = GpuPlan()
     link: str = LINKS[0]
     edge_listen: str = ""
     edge_keys: str = ""
@@ -147,7 +150,8 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
     config = as_rows(config, models) if device == "onnx" else without_exports(config, models)
     tokenizer = Tokenizer.load(models[0].tokenizer_path)
     maps = token_maps(tokenizer, models)
-    plans = plan_models(config, members, facts, maps)
+    planned = plan_members(config, members) if device == GPU_DEVICE else None
+    plans = plan_models(config, members, facts, maps, planned)
     if profile is not None:
         plans = [msgspec.structs.replace(each, active_parameters=0) for each in plans]
     ends = {token for each in facts if each is not None for token in each.eos_token_ids}
@@ -174,7 +178,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         max_tokens=config.engine.max_num_batched_tokens,
         record=_record(config, members, plans, tokenizer.size),
         profile=profile,
-        mps=config.placement.mps,
+        gpu=planned.gpu_plan if planned is not None else GpuPlan(),
         link=config.hosts.link,
         edge_listen=config.hosts.edge_listen,
         edge_keys=config.hosts.edge_keys,
@@ -212,14 +216,11 @@ def choose_device(config: LaunchConfig) -> str:
         return device
     if profile:
         raise ConfigError(f"--profile {profile}: is for --device emulated, not {device}")
-    if device in ("auto", "cpu"):
-        return "cpu"
-    if device == "onnx":
+    if device == GPU_DEVICE:
+        check_torch_for_gpus()
         return device
-    raise ModelUnavailableError(
-        f"--device {device}: this version runs models on the CPU only\n"
-        "use --device cpu, or --device emulated, which only takes a device's time"
-    )
+    refuse_without_gpus(config)
+    return "cpu" if device == "auto" else device
 
 
 def _record(

@@ -68,14 +68,19 @@ class StandIn:
         """Its last sign of life, in nanoseconds."""
         return self._slab.workers[worker].get("heartbeat")
 
-    def take_over(self, worker: int) -> Step:
+    def take_over(self, worker: int, *, blamed: bool = True) -> Step:
         """Be ``worker``, which was reaped, from now on; returns what it was doing when it died.
+
+        Nothing, unless it is ``blamed``: one that was killed for another's sake says nothing about
+        the requests of its step.
 
         A request that is in the step at two deaths, and not a token further at the second, is
         ended; after the first it is a suspect, and the successor runs it alone. One that another
         worker writes is never ended for what its prompt did here: that one may write it happily.
         It is a suspect as well, and so nobody computes its prompt early any more.
         """
+        if not blamed:
+            self._slab.in_step[worker][0] = 0
         step = self._step(worker)
         self.set_status(worker, WorkerStatus.RESTARTING)
         for word in ("buffered", "in_step"):  # nobody's gate waits for a step that is over

@@ -17,7 +17,8 @@ from trserve.gateway_watch import GatewayWatch
 from trserve.ipc.control import GATEWAY_IDENTITY
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab
-from trserve.workforce import REAPED_AFTER_S, START_AGAIN_S
+from trserve.worker_lives import REAPED_AFTER_S
+from trserve.workforce import START_AGAIN_S
 
 LIMIT_S = 5.0
 

@@ -19,7 +19,8 @@ from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import Message
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab, WorkerStatus
-from trserve.workforce import REAPED_AFTER_S, START_AGAIN_S, Workforce
+from trserve.worker_lives import REAPED_AFTER_S
+from trserve.workforce import START_AGAIN_S, Workforce
 
 
 class NoProcess:
@@ -59,7 +60,7 @@ class Scene:
     def serve(self, child: Child | None = None) -> None:
         child = child or self.started[-1]
         self.force.on_hello(child)
-        self.force.on_ready(child, [])
+        self.force.on_ready(child, {})
 
     def look(self, now: float) -> str | None:
         """A tick at which worker 0 is alive."""
@@ -94,6 +95,7 @@ def new_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewSc
                 watch=scene.started.append,
                 tell=scene.told.append,
                 note=scene.notes.append,
+                directory=tmp_path,
             )
             scene.force.start()
             for child in tuple(scene.started):
@@ -138,7 +140,7 @@ def test_one_that_dies_is_started_again_and_the_gateway_is_told(scene: Scene) ->
 
 def test_a_message_of_the_dead_is_not_its_successors(scene: Scene) -> None:
     scene.force.replace(scene.started[1], 0.0)
-    scene.force.on_ready(scene.started[2], [])  # which has not even said hello
+    scene.force.on_ready(scene.started[2], {})  # which has not even said hello
     assert not scene.started[2].ready
     assert scene.status()[1] is WorkerStatus.RESTARTING
 

@@ -10,6 +10,9 @@ from typing import Final
 
 import msgspec
 
+GPU_DEVICE: Final = "cuda"
+"""What ``--device`` calls GPUs."""
+
 AUTO: Final = "auto"
 ON: Final = "on"
 OFF: Final = "off"

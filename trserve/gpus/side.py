@@ -120,19 +120,18 @@ class GpuSide:
     def renew(self, model: int) -> str | None:
         """See to it that the unit of ``model``, all of whose workers are gone, can start again.
 
-        Returns why it cannot. A daemon that answers and has no fault stays; another one, or one
-        that the workers did not really use, is replaced.
+        Returns why it cannot. A daemon that answers and has no fault stays; any other, or one that
+        the workers did not really use, is replaced.
         """
         gpu = self._plan.gpu_under_mps(model)
-        if gpu is None:
+        daemon = self._daemons.get(gpu) if gpu is not None else None
+        if gpu is None or daemon is None:
+            return None  # its workers run without: one that joined them with MPS would not help
+        if gpu not in self._reasons and daemon.is_well():
             return None
-        daemon = self._daemons.get(gpu)
-        if daemon is not None and gpu not in self._reasons and daemon.is_well():
-            return None
-        if daemon is not None:
-            del self._daemons[gpu]
-            daemon.retire()
-            self._retired.append(daemon)
+        del self._daemons[gpu]
+        daemon.retire()
+        self._retired.append(daemon)
         try:
             self._start(gpu)
         except StartupError as error:
