@@ -24,24 +24,18 @@ Ids = npt.NDArray[np.int64]
 class Row:
     """Row ``index`` of ``kv`` in ``session``.
 
-    Args:
-        keeps_tap: whether what the last layer's MLP reads is wanted, too.
+    An output that is not bound is not computed for anybody: taps, where nobody keeps them.
     """
 
-    def __init__(
-        self, session: onnxruntime.InferenceSession, kv: KVRows, index: int, *, keeps_tap: bool
-    ) -> None:
+    def __init__(self, session: onnxruntime.InferenceSession, kv: KVRows, index: int) -> None:
         self._session = session
         self._binding = session.io_binding()
         self._last = np.zeros(1, np.int32)
         self._length = np.zeros((), np.int32)
-        self._keeps_tap = keeps_tap
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         kv.bind(index, self._binding)
         self._input("last", self._last)
         self._input("length", self._length)
-        if not keeps_tap:
-            self._binding.bind_output("tap", CPU)
 
     def run(
         self, ids: Ids, length: int, wanted: Ids, logits: Floats, hidden: Floats, tap: Floats | None
@@ -53,7 +47,7 @@ class Row:
             wanted: [K], indices into ``ids`` of which ``hidden`` is, the last one last.
             logits: [V], written: after the last token.
             hidden: [K, hidden_size], written.
-            tap: as ``hidden``, where taps are kept.
+            tap: as ``hidden``, where taps are kept: in every run or in none.
         """
         self._last[0] = length - 1
         self._length[...] = length

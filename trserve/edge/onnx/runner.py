@@ -150,7 +150,7 @@ class OnnxRunner:
     def _row(self, block: int) -> Row:
         found = self._rows.get(block)
         if found is None:
-            found = Row(self._session, self._kv, block, keeps_tap=self._keeps_tap)
+            found = Row(self._session, self._kv, block)
             self._rows[block] = found
         return found
 
