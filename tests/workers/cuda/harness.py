@@ -30,21 +30,26 @@ MAX_ROWS, MAX_TOKENS, ROW_TOKENS = 12, 64, 128
 CPU = torch.device("cpu")
 
 
-def router_of(name: str, model: int = 0, **config: Any) -> BaseRouter:
+def router_of(name: str, index: int = 0, **config: Any) -> BaseRouter:
     """A built-in router as a worker has it."""
     entry = describe(name)
     assert entry is not None
     given = {p.name: p.default for p in entry.parameters} | config
     return create_router(
-        name, RouterContext(model=model, models=("a", "b"), tokenizer_size=90, config=given)
+        name, RouterContext(model=index, models=("a", "b"), tokenizer_size=90, config=given)
     )
 
 
-def graphs_runner(path: Path, router: BaseRouter, pieces: frozenset[str] = ALL) -> CudaRunner:
+def graphs_runner(
+    path: Path,
+    router: BaseRouter,
+    pieces: frozenset[str] = ALL,
+    dtype: torch.dtype = torch.float32,
+) -> CudaRunner:
     """The GPU's runner of ``path``, on the CPU."""
     spec = read_spec(path)
     runner = assemble_runner(
-        load_onto(CPU, path, spec, dtype=torch.float32),
+        load_onto(CPU, path, spec, dtype=dtype),
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK,
         limits=RunnerLimits(MAX_ROWS, MAX_TOKENS, pieces),

@@ -32,7 +32,7 @@ def embedded(full) -> Iterator[Pair]:
 
 
 def test_buckets_decide_what_the_reference_decides(embedded):
-    """All settings at once: those with penalties are decided on the host, the others in the step."""
+    """All settings at once: those with penalties are decided on the host, others in the step."""
     cases = [(index, name) for index in range(len(embedded.prompts)) for name in SETTINGS]
     Random("order").shuffle(cases)
     summary = embedded.check(cases, 8, streamed=[True, False])

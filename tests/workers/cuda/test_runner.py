@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.models.reference import make_model, save
-from tests.workers.cuda.harness import ALL, MAX_ROWS, Beside, Row, router_of
+from tests.workers.cuda.harness import ALL, MAX_ROWS, Beside, Row, graphs_runner, router_of
+from trserve.errors import ConfigError
+from trserve.workers.sampler import NO_TOKEN
 
 FILTERS = (
     {},
@@ -56,3 +58,99 @@ def test_random_steps_are_the_cpus(path, seed, full):
     router = router_of("r-stitch", tau=0.5)
     beside = Beside(path, router, seed=seed)
     assert go(beside, 200 if full else 40) == {0, 1}
+
+
+@pytest.mark.parametrize("pieces", [frozenset(), ALL - {"router"}, ALL - {"extend"}])
+def test_what_is_left_out_of_the_graphs_computes_the_same(path, pieces):
+    beside = Beside(path, router_of("entropy", threshold=0.5), seed=3, pieces=pieces)
+    assert go(beside, 12) == {0, 1}
+
+
+@pytest.mark.parametrize("case", ["qwen2", "llama-bias", "yarn-rope-options", "experts"])
+def test_other_models(tmp_path, case):
+    """Biases, scaled rotations, no norm of heads; experts run without graphs."""
+    path = save(make_model(case), tmp_path)
+    beside = Beside(path, router_of("margin", threshold=0.5), seed=5)
+    assert bool(beside.graphs._captured) is (case != "experts")
+    go(beside, 8)
+
+
+def test_a_model_without_layers(tmp_path):
+    beside = Beside(save(make_model("zero-layer"), tmp_path), router_of("none"), seed=6)
+    beside.check([beside.row(3), beside.row(1)], [3, 1])
+    with pytest.raises(ConfigError, match="no layers"):
+        beside.graphs.keep_tap()
+
+
+def test_weights_of_two_bytes(path):
+    """bfloat16 rounds in other places than the CPU's runner does, and no further away."""
+    router = router_of("none")
+    exact = Beside(path, router, seed=7)
+    half = graphs_runner(path, router, dtype=torch.bfloat16)
+    rows = [exact.row(5, temperature=1.0), exact.row(9)]
+    exact.fill(rows, [5, 9])
+    output, _, _ = exact.expected(rows, exact.ask(rows))
+    found = half.decide(exact.step, exact.ask(rows))
+    assert found.logits.dtype == torch.float32
+    error = (found.logits[:, :90] - output.logits[:, :90]).abs().max()
+    assert 0.0 < error < 0.05 * output.logits[:, :90].abs().max()
+
+
+def test_a_row_that_is_not_finite_is_alone_with_it(path):
+    """Padding rows read the dummy block, and nobody reads another row's keys."""
+    beside = Beside(path, router_of("r-stitch", tau=0.5), seed=8)
+    rows = [beside.row(4, temperature=1.0), beside.row(6, temperature=1.0), beside.row(3)]
+    tokens, _ = beside.check(rows, [4, 6, 3])
+    for row, token in zip(rows, tokens.tolist(), strict=True):
+        row.tokens.append(token)
+    for cache in beside.graphs._caches:
+        cache[rows[1].table[0]] = torch.nan
+    for layer in beside.torch.kv.layers:
+        layer[rows[1].table[0]] = torch.nan
+    for width in (1, 3):
+        beside.fill(rows, [len(row.tokens) - row.computed for row in rows])
+        ask = beside.ask(rows)
+        _, expected, _ = beside.expected(rows, ask)
+        found = beside.graphs.decide(beside.step, ask)
+        assert expected.tolist()[1] == NO_TOKEN
+        assert found.tokens.tolist() == expected.tolist(), width
+        assert found.destinations[1] == 0 and np.isnan(found.scores[1])
+        for row in rows:
+            row.tokens += [5, 6, 7]
+    for cache in beside.graphs._caches:
+        assert not cache[-1].any(), "the dummy block is to stay zero"
+
+
+def test_further_tokens_and_steps_that_only_compute(path):
+    """Records ask for the logits after other tokens too; nothing is decided then."""
+    beside = Beside(path, router_of("none"), seed=9)
+    beside.fill([beside.row(4), beside.row(6)], [4, 6])
+    also = np.array([1, 7])
+    expected = beside.torch.forward(beside.step, also)
+    found = beside.graphs.forward(beside.step, also)
+    assert found.tokens is None and found.destinations is None
+    assert torch.allclose(found.also, expected.also, atol=2e-4)
+    assert torch.allclose(found.logits[:, :90], expected.logits[:, :90], atol=2e-4)
+    scored = beside.graphs.logits(found.also)
+    assert torch.allclose(scored[:, :90], beside.torch.logits(expected.also)[:, :90], atol=2e-4)
+
+
+def test_a_captured_step_gives_signs_of_life(path):
+    beside = Beside(path, router_of("none"), seed=10)
+    signs: list[None] = []
+    beside.graphs.on_layer = lambda: signs.append(None)
+    row = beside.row(6)
+    beside.check([row], [5])
+    eager = len(signs)
+    beside.check([row], [1])
+    assert eager >= 2 and len(signs) >= eager + 2
+
+
+def test_graphs_can_be_given_up(path):
+    """After that every step is launched, which says the same."""
+    beside = Beside(path, router_of("none"), seed=11)
+    beside.graphs.close()
+    beside.fill([beside.row(1)], [1])
+    expected = beside.torch.forward(beside.step)
+    found = beside.graphs.forward(beside.step)
+    assert torch.allclose(found.logits[:, :90], expected.logits[:, :90], atol=2e-4)
