@@ -31,6 +31,7 @@ from trserve.gateway.routing_metrics import RoutingMetrics, Served, Tokens
 from trserve.gateway.scheduling_metrics import scheduling_metrics
 from trserve.gateway.service import Service
 from trserve.gateway.slots import SlotTable
+from trserve.gpus.plan import MpsState
 from trserve.ipc.slab import Slab
 
 _STATES: Final = ("up", "restarting", "lost")
@@ -228,12 +229,26 @@ class Exposition(Collector):
             for state in _STATES:
                 status.add_metric((name, state), states.status(model) == state)
         yield status
+        yield from self._sharing()
         restarts = dict(zip(self._names, states.restarts, strict=True))
         yield _counter("worker_restarts", "Restarts since the gateway began.", "model", restarts)
         for word, (metric, text) in _WORKER_COUNTERS.items():
             yield _counter(metric, text, "model", self._words(word))
         yield self._by_state("worker_requests", "Resident requests.", ("running", "pending"))
         yield from self._blocks()
+
+    def _sharing(self) -> Iterator[Metric]:
+        """Nothing where no model is on a GPU."""
+        if mps := self._service.states.mps:
+            family = GaugeMetricFamily(
+                "trserve_mps_status",
+                "1 for how the model shares its GPU: through CUDA MPS, or not.",
+                labels=("model", "status"),
+            )
+            for name, (found, _) in zip(self._names, mps, strict=True):
+                for state in MpsState:
+                    family.add_metric((name, state.value), found == state)
+            yield family
 
     def _blocks(self) -> Iterator[Metric]:
         total, free, cached = map(self._words, ("total_blocks", "free_blocks", "cached_blocks"))

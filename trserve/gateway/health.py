@@ -45,6 +45,7 @@ class Health:
             },
             "models": [
                 {"name": name, "status": self._states.status(model)}
+                | self._states.sharing(model)
                 | {word: words.get(word) for word in _WORDS}
                 for model, (name, words) in enumerate(
                     zip(self._names, self._slab.workers, strict=True)

@@ -152,6 +152,7 @@ class Gateway:
         if kind == "serve":
             self._service.set_router_parameters(message["router_parameters"])
             self._service.states.read(self._slab)
+            self._service.states.on_message({"type": "mps", "models": message["mps"]})
             if self._app.phase is Phase.LOADING:  # it may be told of the end before the beginning
                 self._app.phase = Phase.SERVING
             self._control.send({"type": "serving"})

@@ -21,6 +21,7 @@ class ModelStates:
         down: what happened to those that come back, by index.
         lost: what happened to those that do not.
         restarts: how often each came back, as far as this process knows.
+        mps: of each model on a GPU, ``off``, ``on`` or ``unavailable`` and why; empty without GPUs.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -28,6 +29,7 @@ class ModelStates:
         self.down: dict[int, str] = {}
         self.lost: dict[int, str] = {}
         self.restarts = [0] * len(names)
+        self.mps: Sequence[tuple[str, str]] = ()
 
     def read(self, slab: Slab) -> None:
         """Take over what the launcher says in the slab; for a process that missed its messages."""
@@ -41,6 +43,9 @@ class ModelStates:
     def on_message(self, message: Message) -> bool:
         """Take in a message of the launcher; False if it is about something else."""
         kind = message["type"]
+        if kind == "mps":
+            self.mps = [(state, reason) for state, reason in message["models"]]
+            return True
         if kind not in ("worker_down", "worker_up", "worker_lost"):
             return False
         model = int(message["model"])
@@ -63,6 +68,13 @@ class ModelStates:
         if model in self.lost:
             return "lost"
         return "restarting" if model in self.down else "up"
+
+    def sharing(self, model: int) -> dict[str, str]:
+        """How ``model`` shares its GPU, for people; nothing where it is on none."""
+        if model >= len(self.mps):
+            return {}
+        state, reason = self.mps[model]
+        return {"mps": state} | ({"mps_reason": reason} if reason else {})
 
     def place(self, entry: int, *, fixed: bool) -> int:
         """The model that writes first where ``entry`` was meant to.
