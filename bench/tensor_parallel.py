@@ -25,11 +25,12 @@ from typing import Any, Final
 from bench.common import Row, parser, report, track
 from trserve import Engine
 from trserve.workers.tp.memory import GroupLayout, create_group_file
+from trserve.workers.tp.waiting import LONG_SPIN
 
 PROMPT_TOKENS: Final = 32
 _LAYOUT: Final = GroupLayout(ranks=2, max_tokens=8, max_rows=8, table_width=8)
 _SIZES: Final = {"192 (one token)": 192, "5120 (one token)": 5120, "40960 (eight tokens)": 40960}
-_KINDS: Final = {"shared": 4000, "shared, slept": 0, "gloo": -1}
+_KINDS: Final = {"shared": LONG_SPIN, "shared, slept": 0, "gloo": -1}
 """How ranks add up, with the rounds that they stay awake for each other."""
 _RANK_TIMEOUT_S: Final = 120.0
 _SETTINGS: Final[Mapping[str, tuple[int, dict[str, str]]]] = {

@@ -120,6 +120,32 @@ def test_gloo_adds_up_to_the_same_tokens(embedded):
     with Server(args, env={"TRSERVE_TP_SUMS": "gloo"}) as server:
         pair = Pair("gloo", server, embedded.reference, embedded.prompts, embedded.settings)
         pair.check([(index, "llm-only") for index in range(3)], 3, streamed=[True])
+        server.kill()
+        assert not server.wait_gone(), "ranks end with the launcher"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_streams_go_on_when_a_rank_hangs(embedded, victim):
+    """A rank that is stopped keeps the others waiting: the watchdog sees rank 0 and ends all."""
+    slm, llm = model_path("tiny"), model_path("small")
+    args = [*ARGS, "--models", f"{slm},{llm}", "--tp", "1,2", "--watchdog-s", "2"]
+    with Server(args) as server:
+        pair = Pair("hang", server, embedded.reference, embedded.prompts, embedded.settings)
+        pid = (rank_zero(server), *rank_pids(server, LLM))[victim]
+        os.kill(pid, signal.SIGSTOP)
+        pair.check([(index, "llm-only") for index in range(4)], 4, streamed=[True])
+        assert "hung for 2 s and was killed" in server.stderr
+
+
+@pytest.mark.slow
+def test_the_runner_of_gpus_in_ranks_with_emulated_graphs(embedded):
+    slm, llm = model_path("tiny"), model_path("small")
+    args = [*ARGS, "--models", f"{slm},{llm}", "--tp", "1,2"]
+    with Server(args, env={"TRSERVE_RUNNER": "graphs-on-cpu"}) as server:
+        pair = Pair("graphs", server, embedded.reference, embedded.prompts, embedded.settings)
+        pair.check(cases_of(pair), 8, streamed=[True, False])
+        assert "graphs emulated on the CPU" in server.stderr
 
 
 def test_what_cannot_be_divided_is_refused_before_anything_starts():

@@ -32,8 +32,9 @@ class TpHarness(Harness):
     """
 
     def __init__(self, path: Path, tp: int, **options):
-        int8, dtype = options.pop("int8", False), "float32"
+        int8 = options.pop("int8", False)
         super().__init__(path, **options)
+        dtype = str(self.kv.dtype).removeprefix("torch.")
         model = model_plan(path, tp, int8=int8, dtype=dtype)
         size = self.kv.block_size
         width = self.step.block_tables.shape[1]

@@ -118,6 +118,18 @@ def test_8_bit_shares_have_the_scales_of_the_whole(checkpoints, case):
             assert (a.logits - c.logits).abs().max() > 100 * TOLERANCE
 
 
+def test_bfloat16_shares_differ_by_roundings_alone(checkpoints):
+    """No more from one process in bfloat16 than that is from float32."""
+    path = checkpoints["qwen3"]
+    options = {"dtype": torch.bfloat16}
+    with tp_harness(path, 2, **options) as shared:
+        harnesses = (Harness(path), Harness(path, **options), shared)
+        trios = zip(*(run(harness, 9) for harness in harnesses), strict=True)
+        for exact, whole, found in trios:
+            rounding = (exact.logits - whole.logits).abs().max()
+            assert (whole.logits - found.logits).abs().max() < 2 * rounding
+
+
 def test_dummy_shares_hold_the_weights_of_the_whole(checkpoints):
     """Put together they are the tensors of one process."""
     path = checkpoints["llama-bias"]

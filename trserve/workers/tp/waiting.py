@@ -25,7 +25,7 @@ from trserve.ipc.fence import load_fence
 from trserve.workers.tp.memory import GroupLostError, GroupMemory, Trouble
 
 SHORT_SPIN: Final = 100
-LONG_SPIN: Final = 4000
+LONG_SPIN: Final = 1000
 """Rounds awake, some 50 ns each: where cores are short, and where every process has its own."""
 WAIT_S: Final = 60.0
 """How long a rank waits for another in a step. A process that is merely slow keeps pace."""
