@@ -27,9 +27,16 @@ MOST_BYTES: Final = 200.0
 JUDGED: Final = ((0.7, 1), (0.8, 4))
 """(threshold, visit_tokens) at which trserve is to be five times faster, without service time."""
 
+BASELINE: Final = "float32"
+"""What ONNX Runtime, on which the paper's method runs, computes in on a CPU: it is judged so."""
+
+OTHER: Final = "bfloat16"
+"""What this machine may do better. Shown beside it where it was measured."""
+
 
 _COLUMNS: Final = {
     "method": "method",
+    "dtype": "slm_dtype",
     "service": "service_s",
     "threshold": "threshold",
     "visit": "visit_tokens",
@@ -90,18 +97,22 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
     """``rows``, those of trserve with how many times as long the paper's method takes."""
     found = []
     for each in rows:
-        same = (each["service_s"], each["threshold"])
-        beside = [
-            other["total_s"]
-            for other in rows
-            if other["method"] == PAPER and (other["service_s"], other["threshold"]) == same
-        ]
-        ours = each["method"] == TRSERVE
-        ratio = min(beside) / each["total_s"] if ours and beside else None
         published = PUBLISHED.get(each["threshold"], (None, None, None))
         names = ("published_routed", "published_total_s", "published_tbt_s")
-        found.append({**each, "times_faster": ratio, **dict(zip(names, published, strict=True))})
+        ratios = {
+            "times_faster": _ratio(each, rows, BASELINE),
+            f"times_faster_{OTHER}": _ratio(each, rows, OTHER),
+        }
+        found.append({**each, **ratios, **dict(zip(names, published, strict=True))})
     return found
+
+
+def _ratio(ours: Row, rows: Sequence[Row], dtype: str) -> float | None:
+    """By how much the paper's method in ``dtype`` takes longer; None where it was not measured."""
+    wanted = (PAPER, dtype, ours["service_s"], ours["threshold"])
+    keys = ("method", "slm_dtype", "service_s", "threshold")
+    beside = [each["total_s"] for each in rows if tuple(each[key] for key in keys) == wanted]
+    return beside[0] / ours["total_s"] if beside and ours["method"] == TRSERVE else None
 
 
 def shown(row: Row) -> Row:
@@ -126,6 +137,9 @@ def verdicts(rows: Sequence[Row]) -> list[Row]:
                         "ok": each["times_faster"] >= LEAST_FASTER,
                     }
                 )
+                if (other := each[f"times_faster_{OTHER}"]) is not None:
+                    what = f"the same, its SLM in {OTHER}"
+                    found.append({"what": what, "found": other, "wanted": "–", "ok": None})
     sizes = [r["bytes_per_handoff"] for r in rows if r["method"] == TRSERVE]
     if known := [size for size in sizes if size is not None]:
         found.append(
