@@ -73,6 +73,11 @@ class HostsConfig:
         "Longest visit of a request to a model at another host; then --on-peer-loss says what "
         "becomes of it.  [default: no limit while the link is up]",
     )
+    link_heartbeat_s: float = option(
+        1.0,
+        "Longest silence on a link between hosts, in seconds; after three of them it counts as "
+        "broken.",
+    )
 
 
 def check_hosts(config: HostsConfig, models: int) -> None:
@@ -84,6 +89,8 @@ def check_hosts(config: HostsConfig, models: int) -> None:
         raise ConfigError(f"--edge-sessions {config.edge_sessions}: must be 1 or more")
     if not 0 <= config.remote_timeout_s < math.inf:
         raise ConfigError(f"--remote-timeout-s {config.remote_timeout_s:g}: must be 0 or more")
+    if not 0.05 <= config.link_heartbeat_s <= 60.0:
+        raise ConfigError(f"--link-heartbeat-s {config.link_heartbeat_s:g}: must be 0.05 to 60")
 
 
 def _check_cluster(config: HostsConfig, models: int) -> None:

@@ -87,6 +87,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     edge_keys: str = ""
     edge_slots: int = 0
     remote_timeout_s: float = 0.0
+    link_heartbeat_s: float = 1.0
     on_peer_loss: str = ON_PEER_LOSS[0]
     watchdog_s: float = 0.0
     endpoint: EndpointPlan = EndpointPlan()
@@ -118,6 +119,11 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     def port_slots(self) -> range:
         """Those that the edge port allocates."""
         return range(self.slots, self.slots + self.edge_slots)
+
+    @property
+    def edge_port(self) -> int:
+        """The worker that is the edge port; there is one where there are ``edge_slots``."""
+        return next(i for i, model in enumerate(self.models) if model.place.is_placeholder)
 
     def process_of(self, index: int) -> int:
         """The worker whose process stands for model ``index``.
@@ -184,6 +190,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         edge_keys=config.hosts.edge_keys,
         edge_slots=config.hosts.edge_sessions if config.hosts.edge_listen else 0,
         remote_timeout_s=config.hosts.remote_timeout_s,
+        link_heartbeat_s=config.hosts.link_heartbeat_s,
         on_peer_loss=config.faults.on_peer_loss,
         watchdog_s=config.faults.watchdog_s,
         endpoint=plan_endpoint(config.endpoint),

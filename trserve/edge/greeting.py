@@ -41,6 +41,14 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float
 
 
+class _AnySide(msgspec.Struct):
+    protocol: int
+
+
+class _Versioned(msgspec.Struct):
+    side: _AnySide
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """Of whoever dials.
 
@@ -152,6 +160,14 @@ def _list(names: Sequence[str]) -> str:
 def encode(kind: FrameType, content: msgspec.Struct | str) -> bytes:
     """A frame of the greeting: a struct of this file, or the text of a refusal."""
     return bytes((kind,)) + msgspec.msgpack.encode(content)
+
+
+def protocol_of(frame: bytes) -> int | None:
+    """The version that a HELLO names, whatever else is in it; None if it names none."""
+    try:
+        return msgspec.msgpack.decode(frame[1:GREETING_BYTES], type=_Versioned).side.protocol
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
 
 
 def decode(frame: bytes, kind: type[T]) -> T:

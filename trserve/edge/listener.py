@@ -94,12 +94,14 @@ class Listener:
         self._descriptors[route] = fd
 
     def send(self, route: bytes, frame: bytes) -> bool:
-        """Send; False if there is no room, or no such connection any more."""
+        """Send; False if there is no room. ConnectionError if there is no such connection now."""
         try:
             self._socket.send_multipart([route, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
         except zmq.ZMQError as error:
-            if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                return False
+            if error.errno == zmq.EHOSTUNREACH:
+                raise ConnectionError("the connection is gone") from None
             raise
         return True
 

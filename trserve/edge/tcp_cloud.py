@@ -137,11 +137,12 @@ class TcpCloud:
         self._dial(now)
 
     def visit(self, visit: Visit) -> None:
-        """Send it, at once or as soon as may be."""
+        """Send it, at once or as soon as may be; whoever connects again is given it again."""
         session = self._sessions.setdefault(visit.session, Outgoing())
         session.visit = visit
-        self._unsent[visit.session] = None
-        self._send_visits()
+        if self.connected:
+            self._unsent[visit.session] = None
+            self._send_visits()
 
     def prefill(self, visit: Visit) -> None:
         """Send the prompt, if the session is new and there is room now."""
@@ -157,7 +158,9 @@ class TcpCloud:
     def end(self, session: int) -> None:
         """Forget it, here and there."""
         self._unsent.pop(session, None)
-        if self._sessions.pop(session, None) is not None and len(self._ends) < _MAX_ENDS:
+        # One that a predecessor of this process began is not known here, but may be there.
+        known = self._sessions.pop(session, None) is not None
+        if (known or self._welcomed) and len(self._ends) < _MAX_ENDS:
             self._ends[session] = None
         self._send_ends()
 
@@ -182,10 +185,10 @@ class TcpCloud:
         """Seconds until there is something to do."""
         if self._connection is None:
             return max(0.0, self._dial_at - now)
-        if self._unsent or self._ends:
-            return _RETRY_SEND_S
         if not self._welcomed:
             return max(0.0, self._dialled_at + HANDSHAKE_S - now)
+        if self._ends or (self._unsent and self._available):
+            return _RETRY_SEND_S
         lost_at = self._heard_at + LOST_AFTER * self._heartbeat_s
         return max(0.0, min(lost_at, self._said_at + self._heartbeat_s) - now)
 

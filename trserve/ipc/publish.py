@@ -53,6 +53,15 @@ class Outbox:
         self._batons: list[tuple[int, int]] = []
         self._descriptors: dict[int, list[Descriptor]] = {worker: [] for worker in rings}
         self._bells: set[int] = set()
+        self._first_edge = slab.layout.slots
+        self._port = -1
+
+    def also_ring(self, port: int, first_slot: int) -> None:
+        """Have the worker ``port`` rung too, for batons of slots from ``first_slot`` on.
+
+        These requests' clients are at another host, and the edge port streams to them.
+        """
+        self._port, self._first_edge = port, first_slot
 
     def store_baton(self, slot: int, word: int) -> None:
         """Have ``word`` stored with the others of this step, and the gateway rung once."""
@@ -81,6 +90,8 @@ class Outbox:
             baton = self._baton
             for slot, word in self._batons:
                 baton[slot] = word
+            if self._port >= 0 and max(self._batons)[0] >= self._first_edge:
+                self._bells.add(self._port)
             self._batons.clear()
             self._bells.add(self._gateway)
         if self._closing:
@@ -99,5 +110,7 @@ class Outbox:
         if self._closed is not None:
             for slot, gen in self._closing:
                 self._closed[slot] = gen
+            if self._port >= 0 and max(self._closing)[0] >= self._first_edge:
+                self._bells.add(self._port)
         self._closing.clear()
         self._bells.add(self._gateway)

@@ -133,6 +133,8 @@ def _create_loop(
     index, model = arguments.index, plan.models[arguments.index]
     slab = Slab(arguments.slab_fd, plan.layout)
     outbox = open_outbox(slab, arguments.bells, index)
+    if plan.edge_slots:
+        outbox.also_ring(plan.edge_port, plan.slots)
     pool = BlockPool(model.num_blocks, plan.block_size, prefix_caching=plan.prefix_caching)
     table = RequestTable(slab, outbox, pool, index)
     table.news = News(slab, [i for i, each in enumerate(plan.models) if each.remote])

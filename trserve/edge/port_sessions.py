@@ -1,0 +1,358 @@
+"""Other hosts' requests at an edge port: taken in, handed to the models here, answered.
+
+One session is one request at its home. It has a slot here from its first contact until it ends, is
+idle for too long, or another needs the slot more; then the home is asked for the tokens again. What
+is said of a session twice, too late or out of order changes nothing: ``hop`` orders it, and the row
+is compared with what is already there. Knows slots and frames; no sockets and no keys.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from trserve.edge.cloud import STAYS, Answer
+from trserve.edge.frames import Contact, Handoff, Need, encode_answer, encode_need
+from trserve.edge.port_slots import Opening, PortSlots
+from trserve.edge.records import read_records
+from trserve.edge.wire import FrameError
+from trserve.gateway.slots import Slot, pages_of
+from trserve.ipc.baton import Baton, Finish, SlotState, unpack
+from trserve.ipc.extras import read_extras
+from trserve.ipc.fence import load_fence
+from trserve.ipc.layout import PARAMS_BYTES
+from trserve.ipc.slab import Slab, WorkerStatus
+from trserve.params import RequestParams, decode_params, encode_params
+
+log = logging.getLogger(__name__)
+IDLE_S: Final = 600.0
+"""How long the KV of a request is kept for a home that says nothing of it."""
+
+MAX_SESSIONS: Final = 4096
+_NS_PER_MS: Final = 1_000_000
+_NO_IDS: Final = np.zeros(0, np.int32)
+_NO_SOURCES: Final = np.zeros(0, np.uint8)
+
+Key = tuple[bytes, int]
+"""Who dialled, and its number for the request."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One request of another host.
+
+    Attributes:
+        model: the one here that it visits.
+        hop: of the last visit, as its home counts.
+        told: how much of the row its home knows.
+        away: whether a visit is under way, or its answer was not sent yet.
+        seen: the baton word that was answered last.
+        pending: the visit that waits for a slot, with the whole row.
+        began_ns: when the visit came.
+        used_s: when its home last said something of it.
+    """
+
+    key: Key
+    model: int
+    contact: Contact
+    params: RequestParams
+    slot: Slot | None = None
+    hop: int = -1
+    told: int = 0
+    away: bool = False
+    seen: int = -1
+    pending: Handoff | None = None
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    used_s: float = 0.0
+
+
+class PortSessions:
+    """All of them, the one least recently used first.
+
+    Args:
+        send: sends a frame to whoever dialled; False if it cannot be sent now.
+
+    Attributes:
+        stale: what came too late or twice and changed nothing.
+        evicted: sessions that had to give up their slot.
+    """
+
+    def __init__(self, slab: Slab, slots: PortSlots, send: Callable[[bytes, bytes], bool]) -> None:
+        self._slab = slab
+        self._slots = slots
+        self._send = send
+        self._sessions: dict[Key, Session] = {}
+        self._away: dict[Key, Session] = {}
+        self._waiting: dict[Key, Session] = {}
+        self.stale = self.evicted = 0
+
+    @property
+    def num_away(self) -> int:
+        """Sessions whose visit is under way."""
+        return len(self._away)
+
+    @property
+    def num_sessions(self) -> int:
+        """All that are known."""
+        return len(self._sessions)
+
+    def peers(self) -> set[bytes]:
+        """Who has sessions."""
+        return {peer for peer, _ in self._sessions}
+
+    # -- what comes --------------------------------------------------------------------------
+
+    def on_handoff(self, peer: bytes, model: int, handoff: Handoff, now: float) -> None:
+        """A visit, or the same again. FrameError for one that contradicts itself."""
+        key = (peer, handoff.session)
+        # What was said of it a moment ago must be in the slab before it is looked at again.
+        self._slots.flush()
+        session = self._sessions.get(key) or self._meet(key, model, handoff)
+        if session is None:
+            self._need(key, handoff.hop, 0)
+            return
+        self._touch(session, now)
+        if handoff.hop < session.hop:
+            self.stale += 1
+        elif handoff.hop == session.hop and session.slot is not None:
+            self._again(session, session.slot, handoff)
+        else:
+            self._visit(session, handoff)
+
+    def on_prefill(self, peer: bytes, model: int, handoff: Handoff, now: float) -> None:
+        """A request that may come: its prompt is computed if there is a slot to spare."""
+        key = (peer, handoff.session)
+        if key in self._sessions or handoff.contact is None or handoff.start:
+            self.stale += 1
+            return
+        session = self._meet(key, model, handoff)
+        if session is None:
+            return
+        if len(handoff.ids) != session.contact.prompt_len:
+            raise FrameError("a prompt of another length")
+        session.slot = self._slots.open(
+            self._opening(session, handoff, handoff.ids)._replace(
+                owner=self._slots.host, hop=0, early=model, scored=True
+            )
+        )
+        if session.slot is not None:
+            session.told = len(handoff.ids)
+            self._sessions[key] = session
+            self._touch(session, now)
+
+    def on_end(self, peer: bytes, number: int) -> None:
+        """Its home is done with it."""
+        self._slots.flush()
+        session = self._sessions.get((peer, number))
+        if session is not None:
+            self._drop(session)
+
+    def _meet(self, key: Key, model: int, handoff: Handoff) -> Session | None:
+        """A session that is new; None if what came is not its beginning."""
+        contact = handoff.contact
+        if contact is None or handoff.start or len(self._sessions) >= MAX_SESSIONS:
+            return None
+        if not contact.prompt_len <= len(handoff.ids) <= contact.limit:
+            raise FrameError("a row that is shorter than its prompt, or too long")
+        try:
+            params = decode_params(contact.blob)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise FrameError(f"parameters that are none: {error}") from None
+        deadline = time.monotonic_ns() + handoff.left_ms * _NS_PER_MS if handoff.left_ms else 0
+        params = msgspec.structs.replace(params, deadline_ns=deadline)
+        blob = encode_params(params)
+        if len(blob) > PARAMS_BYTES:
+            raise FrameError("parameters that are too long")
+        return Session(key, model, contact._replace(blob=blob), params)
+
+    def _touch(self, session: Session, now: float) -> None:
+        session.used_s = now
+        self._sessions.pop(session.key, None)
+        self._sessions[session.key] = session
+
+    def _need(self, key: Key, hop: int, have: int) -> None:
+        self._send(key[0], encode_need(Need(key[1], hop, have)))
+
+    # -- visits ------------------------------------------------------------------------------
+
+    def _again(self, session: Session, slot: Slot, handoff: Handoff) -> None:
+        """A visit that is known: its home may have missed what was answered."""
+        row, length = self._row(slot), handoff.start + len(handoff.ids)
+        ids = row[handoff.start : length]
+        if length > len(row) or not np.array_equal(ids, handoff.ids):
+            self.stale += 1
+            return
+        session.told, session.seen = length, -1
+        session.away = True
+        self._away[session.key] = session
+
+    def _visit(self, session: Session, handoff: Handoff) -> None:
+        slot, start, length = session.slot, handoff.start, handoff.start + len(handoff.ids)
+        if length > session.contact.limit:
+            raise FrameError("a row beyond its limit")
+        row = _NO_IDS if slot is None else self._row(slot)
+        if start > len(row):
+            self._need(session.key, handoff.hop, 0 if slot is None else len(row))
+            return
+        session.hop, session.began_ns = handoff.hop, time.monotonic_ns()
+        session.told, session.away = length, True
+        session.pending = None
+        same = np.array_equal(row[start:length], handoff.ids[: len(row) - start])
+        if slot is not None and same and length >= len(row) and self._is_home(slot):
+            self._slots.hand_over(
+                slot,
+                handoff.ids[len(row) - start :],
+                owner=session.model,
+                hop=handoff.hop,
+                left=handoff.left,
+                extras=handoff.extras,
+                empty=handoff.empty,
+            )
+            session.seen = self._slab.baton[slot.index]
+            self._away[session.key] = session
+            return
+        # New here, or the home has gone on differently: the KV of what is common is in the cache.
+        whole = np.concatenate((row[:start], handoff.ids))
+        if slot is not None:
+            self._slots.end(slot)
+            session.slot = None
+        session.pending = handoff._replace(start=0, ids=whole)
+        self._open(session)
+
+    def _is_home(self, slot: Slot) -> bool:
+        return self._slots.is_mine(self._slab.baton[slot.index])
+
+    def _row(self, slot: Slot) -> NDArray[np.int32]:
+        length = unpack(self._slab.baton[slot.index]).length
+        load_fence()
+        return self._slab.tokens[slot.index, :length]
+
+    def _open(self, session: Session) -> bool:
+        handoff = session.pending
+        assert handoff is not None
+        opening = self._opening(session, handoff, handoff.ids)
+        session.slot = self._slots.open(opening)
+        if session.slot is None:
+            self._waiting[session.key] = session
+            if opening.pages > self._slots.most_pages:
+                self._refuse(session)
+            return False
+        session.pending = None
+        session.seen = -1
+        self._waiting.pop(session.key, None)
+        self._away[session.key] = session
+        return True
+
+    def _opening(self, session: Session, handoff: Handoff, row: NDArray[np.int32]) -> Opening:
+        contact, params = session.contact, session.params
+        return Opening(
+            row=row,
+            prompt_len=contact.prompt_len,
+            limit=contact.limit,
+            blob=contact.blob,
+            pages=pages_of(params, contact.prompt_len, contact.limit),
+            left=handoff.left,
+            owner=session.model,
+            hop=handoff.hop,
+            extras=handoff.extras,
+            empty=handoff.empty,
+            # Whoever had it first has scored the prompt.
+            scored=handoff.hop > 0,
+        )
+
+    def _refuse(self, session: Session) -> None:
+        log.error("a request wants more room for log probabilities than --edge-sessions leaves")
+        answer = Answer(session.key[1], session.hop, session.told, _NO_IDS, _NO_SOURCES)
+        self._send(session.key[0], encode_answer(answer._replace(finish=Finish.WORKER_LOST)))
+        self._drop(session)
+
+    def _make_room(self) -> None:
+        """Have the sessions least recently used give up their slots, one for each that waits.
+
+        Their homes are asked for the tokens again when they come.
+        """
+        missing = len(self._waiting) - self._slots.num_closing
+        for session in tuple(self._sessions.values()):
+            if missing <= 0:
+                return
+            if session.slot is not None and not session.away:
+                self.evicted += 1
+                missing -= 1
+                self._drop(session)
+
+    def _drop(self, session: Session) -> None:
+        for sessions in (self._sessions, self._away, self._waiting):
+            sessions.pop(session.key, None)
+        if session.slot is not None:
+            self._slots.end(session.slot)
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Answer what can be answered; give slots that came free to whoever waits for one."""
+        for session in tuple(self._away.values()):
+            slot = session.slot
+            if slot is not None and (word := self._slab.baton[slot.index]) != session.seen:
+                load_fence()
+                self._answer(session, slot, word)
+        while self._waiting and self._open(next(iter(self._waiting.values()))):
+            pass
+        if self._waiting:
+            self._make_room()
+
+    def _answer(self, session: Session, slot: Slot, word: int) -> None:
+        baton = unpack(word)
+        over, back = baton.state is SlotState.DONE, self._slots.is_mine(word)
+        if back and self._slab.workers[session.model].get("status") == WorkerStatus.LOST:
+            return  # it is nobody's answer; the home is told that the model is lost
+        if baton.length > session.told or over or back:
+            answer = self._answer_of(session, slot, baton, back=back)
+            if not self._send(session.key[0], encode_answer(answer)):
+                return
+            self._touch(session, time.monotonic())
+        session.told, session.seen = baton.length, word
+        if over or back:
+            session.away = False
+            self._away.pop(session.key, None)
+
+    def _answer_of(self, session: Session, slot: Slot, baton: Baton, *, back: bool) -> Answer:
+        slab, index, start = self._slab, slot.index, session.told
+        prompt_len = session.contact.prompt_len
+        over = baton.state is SlotState.DONE
+        extras, empty = b"", False
+        if back or over:
+            found = read_extras(slab.extras(index, baton.bank))
+            extras, empty = found.router.rstrip(b"\0"), found.empty
+        scores = session.params.scores_prompt and not session.hop and start == prompt_len
+        rows = range(0 if scores else start, baton.length)
+        return Answer(
+            session.key[1],
+            session.hop,
+            start,
+            slab.tokens[index, start : baton.length].copy(),
+            slab.source[index, start : baton.length].copy(),
+            destination=baton.owner if back else STAYS,
+            finish=baton.finish if over else Finish.NONE,
+            extras=extras if back else b"",
+            empty=empty,
+            cached=slab.cached[index],
+            remote_ns=time.monotonic_ns() - session.began_ns,
+            left=tuple(words[index] for words in slab.left) if back else (),
+            records=read_records(slab, index, session.params, prompt_len, rows),
+        )
+
+    # -- from time to time -------------------------------------------------------------------
+
+    def tend(self, now: float) -> None:
+        """Let go of what nobody has spoken of for long."""
+        for session in tuple(self._sessions.values()):
+            if now - session.used_s < IDLE_S:
+                return  # they stand in the order of their use
+            self._drop(session)
