@@ -16,6 +16,7 @@ from zlib import crc32
 
 import numpy as np
 
+from tests.ipc.device.emulated_communicator import EmulatedCommunicators
 from trserve.ipc.baton import LENGTH_SHIFT, MAX_OWNER, OWNER_SHIFT, Finish, SlotState, pack
 from trserve.ipc.device.api import GRANULE, DeviceError
 from trserve.ipc.device.cpu_device import CpuDevice
@@ -23,6 +24,7 @@ from trserve.ipc.device.host_mapped import HostMappedMedium
 from trserve.ipc.device.inbox_medium import InboxMedium
 from trserve.ipc.device.medium import SuffixMedium
 from trserve.ipc.device.memory_file import MemoryFile, Place
+from trserve.ipc.device.nccl_medium import NcclMedium
 from trserve.ipc.layout import Layout
 from trserve.ipc.links import LinkReceiver
 from trserve.ipc.publish import Outbox
@@ -33,7 +35,11 @@ GIVE_UP_S = 60.0
 MEDIA: dict[str, Callable[[Slab, int, CpuDevice], SuffixMedium]] = {
     "emulated-device": InboxMedium,
     "emulated-device-host-mapped": HostMappedMedium,
+    "emulated-nccl": lambda slab, index, api: NcclMedium(
+        slab, index, api, EmulatedCommunicators(api), timeout_s=1.0
+    ),
 }
+CONTRACT = ("emulated-device", "emulated-device-host-mapped")
 
 
 def say(message: Any) -> None:
@@ -133,26 +139,39 @@ def look(
     receiver: LinkReceiver,
     until: int,
     seconds: float | None = None,
+    patience_s: float = 0.0,
 ) -> dict[str, int]:
-    """Take what comes, until that of generation ``until`` has, or for so long; checks it all."""
+    """Take what comes, until that of generation ``until`` has, or for so long; checks it all.
+
+    ``patience_s`` is how long to look for the ids of a descriptor, where they come after it.
+    """
     seen = {"received": 0, "taken": 0, "wrong": 0, "last": 0, "overflows": 0, "crc": 0}
     deadline = time.monotonic() + (GIVE_UP_S + until / 2000 if seconds is None else seconds)
     while seen["last"] < until and time.monotonic() < deadline:
         for found in receiver.drain():
-            _take(slab, medium, api, found, seen)
+            _take(slab, medium, api, found, seen, patience_s)
         seen["overflows"] += receiver.overflowed()
         os.sched_yield()
     return seen
 
 
 def _take(
-    slab: Slab, medium: SuffixMedium, api: CpuDevice, found: Descriptor, seen: dict[str, int]
+    slab: Slab,
+    medium: SuffixMedium,
+    api: CpuDevice,
+    found: Descriptor,
+    seen: dict[str, int],
+    patience_s: float,
 ) -> None:
     slot, gen = found.slot, found.gen
     length = slab.baton[slot] >> LENGTH_SHIFT
     start = slab.prompt_len[slot]
     wanted = [token(gen, at) for at in range(start, length)]
-    view = medium.take(slot, gen, length, start)
+    give_up = time.monotonic() + patience_s
+    while (view := medium.take(slot, gen, length, start)) is None:
+        if time.monotonic() >= give_up:
+            break
+        time.sleep(0)
     if view is not None:
         ids = api.read(view.pointer, 4 * view.count)
         seen["wrong"] += np.frombuffer(ids, np.int32).tolist() != wanted

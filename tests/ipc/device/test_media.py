@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.ipc.device.peer import GIVE_UP_S, MEDIA, hand_over, look, token
+from tests.ipc.device.peer import CONTRACT, GIVE_UP_S, MEDIA, hand_over, look, token
 from tests.ipc.device.processes import introduce, memory, receiver_of, sender_of
 from trserve.ipc.baton import Finish, SlotState, pack
 from trserve.ipc.device.cpu_device import CpuDevice
@@ -24,7 +24,7 @@ from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import WorkerStatus
 
-NAMES = tuple(MEDIA)
+NAMES = CONTRACT
 
 
 def expected_taken(first, last, name, slots, row):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import weakref
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ class MemoryFile:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self._fd = fd
+        self._close_fd = weakref.finalize(self, os.close, fd)
         self._map = mmap.mmap(fd, nbytes)
         self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         self.bytes = memoryview(self._map)
@@ -79,4 +81,4 @@ class MemoryFile:
         self.words.release()
         self.bytes.release()
         self._map.close()
-        os.close(self._fd)
+        self._close_fd()
