@@ -48,7 +48,8 @@ def make(
         max_blocks_per_row=longest + 1,
         block_size=block_size,
     )
-    free = random.permutation(blocks).astype(np.int32)
+    # Block 0 is nobody's: what reads it by accident reads NaNs.
+    free = 1 + random.permutation(blocks - 1).astype(np.int32)
     # What lies past a row's own blocks may name no block at all.
     step.block_tables[:] = 1 << 30
     for (width, before), count in zip(rows, needed, strict=True):

@@ -113,8 +113,8 @@ def sample(device: str, full: bool) -> None:
 
 
 def filtered_sample(device: str, full: bool) -> None:
-    """Tokens with filters, one at a time and together, with ties at their edges."""
-    each = [(0, 0.9, 0.0), (5, 1.0, 0.0), (3, 0.8, 0.05), (0, 1.0, 0.3), (500, 0.999, 0.0)]
+    """Tokens with filters, alone and together, with ties at their edges."""
+    each = [(0, 0.9, 0.0), (5, 1.0, 0.0), (6, 0.5, 0.01), (0, 1.0, 0.3), (500, 0.999, 0.0)]
     if not full:
         _check_sample(2, 300, [each[2], each[0]], device, 0)
         return
@@ -138,16 +138,30 @@ def _check_sample(rows, vocab, filters, device, seed) -> None:
         chosen = ops.Filters(top_k.int(), top_p.contiguous(), min_p.contiguous())
     best = ops.Epilogue.allocate(rows, device)
     reference.epilogue(logits, vocab, best)
+    if chosen is not None:
+        _check_thresholds(logits, vocab, best, temperatures, chosen)
     found, expected = (torch.empty(rows, dtype=torch.int64, device=device) for _ in range(2))
     ops.sample(logits, vocab, best, temperatures, numbers, found, chosen)
     reference.sample(logits, vocab, best, temperatures, numbers, expected, chosen)
     assert found.tolist() == expected.tolist()
 
 
+def _check_thresholds(logits, vocab, best, temperatures, filters) -> None:
+    """The lowest weights to keep of the rows that draw."""
+    from trserve.models.cuda import kernels_sampling
+
+    rows = kernels_sampling.Rows.of(logits, vocab, best.largest, temperatures)
+    found = kernels_sampling.thresholds(rows, filters)
+    weights = ((logits[:, :vocab] - best.largest[:, None]).double() / temperatures[:, None]).exp()
+    expected = reference.thresholds(weights, filters)
+    drawn = (best.finite > 0) & (temperatures > 0)
+    torch.testing.assert_close(found[drawn], expected[drawn], rtol=1e-12, atol=0.0)
+
+
 def attention(device: str, full: bool) -> None:
     """Decodes with and without padding, suffixes of uniform and ragged width, a prompt chunk."""
-    _check_attention([(1, 5), (1, 40), (1, 0)], 4, group=3, dim=24)
-    _check_attention([(2, 5), (1, 40)], 0, group=2, dim=16, kv_heads=1)
+    _check_attention([(1, 5), (1, 40), (1, 0)], 4, group=3, dim=24, device=device)
+    _check_attention([(2, 5), (1, 150)], 0, group=2, dim=16, kv_heads=1, device=device)
     if not full:
         return
     cases = [

@@ -271,8 +271,9 @@ def draw_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """What every launch needs to know of the logits."""
+class Rows:
+    """What every launch needs to know of the logits: ``parts`` programs a row, ``padded`` to a
+    power of two, of ``block`` columns each."""
 
     logits: torch.Tensor
     size: int
@@ -282,7 +283,18 @@ class _Rows:
     padded: int
     block: int
 
+    @classmethod
+    def of(
+        cls, logits: torch.Tensor, size: int, largest: torch.Tensor, temperatures: torch.Tensor
+    ) -> Rows:
+        """The first ``size`` columns of ``logits``, shared out."""
+        block = kernels_logits.COLUMNS
+        parts = triton.cdiv(size, block)
+        padded = triton.next_power_of_2(parts)
+        return cls(logits, size, largest, temperatures, parts, padded, block)
+
     def empty(self, *shape: int) -> torch.Tensor:
+        """float64 [B, *shape]."""
         return torch.empty(len(self.logits), *shape, dtype=torch.float64, device=self.logits.device)
 
 
@@ -296,16 +308,19 @@ def sample(
     filters: Filters | None,
 ) -> None:
     """See :func:`trserve.models.cuda.ops.sample`."""
-    block = kernels_logits.COLUMNS
-    parts = triton.cdiv(tokenizer_size, block)
-    padded = triton.next_power_of_2(parts)
-    rows = _Rows(logits, tokenizer_size, best.largest, temperatures, parts, padded, block)
+    rows = Rows.of(logits, tokenizer_size, best.largest, temperatures)
     filtered = filters is not None
-    lowest = temperatures if filters is None else _thresholds(rows, filters)
-    sums = rows.empty(parts)
+    lowest = temperatures if filters is None else thresholds(rows, filters)
+    sums = rows.empty(rows.parts)
     common = (logits, best.largest, temperatures, lowest, sums)
-    part_sums_kernel[(len(logits), parts)](
-        *common, logits.stride(0), tokenizer_size, filtered, parts, block, num_warps=_WARPS
+    part_sums_kernel[(len(logits), rows.parts)](
+        *common,
+        logits.stride(0),
+        tokenizer_size,
+        filtered,
+        rows.parts,
+        rows.block,
+        num_warps=_WARPS,
     )
     draw_kernel[(len(logits),)](
         *common,
@@ -316,22 +331,22 @@ def sample(
         logits.stride(0),
         tokenizer_size,
         filtered,
-        parts,
-        padded,
-        block,
+        rows.parts,
+        rows.padded,
+        rows.block,
         num_warps=_WARPS,
     )
 
 
-def _thresholds(rows: _Rows, filters: Filters) -> torch.Tensor:
-    """The lowest weight to keep, float64 [B]."""
+def thresholds(rows: Rows, filters: Filters) -> torch.Tensor:
+    """The lowest weight to keep, float64 [B], of exp((z - largest) / temperature)."""
     kth = _select(rows, filters.top_k, torch.zeros_like(filters.min_p), by_weight=False)
     nucleus = _select(rows, filters.top_p, kth, by_weight=True)
     return torch.maximum(nucleus, filters.min_p)
 
 
 def _select(
-    rows: _Rows, wanted: torch.Tensor, lowest: torch.Tensor, *, by_weight: bool
+    rows: Rows, wanted: torch.Tensor, lowest: torch.Tensor, *, by_weight: bool
 ) -> torch.Tensor:
     """``lowest`` raised to the threshold of one filter; by weight it is about what is left."""
     count = len(rows.logits)

@@ -129,7 +129,7 @@ def sample(
     z = torch.where(drawn[:, None], z / temperatures[:, None], 0.0)
     weights = z.exp()
     if filters is not None:
-        weights = torch.where(weights < _thresholds(weights, filters)[:, None], 0.0, weights)
+        weights = torch.where(weights < thresholds(weights, filters)[:, None], 0.0, weights)
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, numbers[:, None] * total, right=True)
@@ -139,7 +139,7 @@ def sample(
     out.copy_(torch.where(drawn, chosen, best.tokens.long()))
 
 
-def _thresholds(weights: torch.Tensor, filters: Filters) -> torch.Tensor:
+def thresholds(weights: torch.Tensor, filters: Filters) -> torch.Tensor:
     """The lowest weight that top_k, then top_p, then min_p keep in each row, float64 [B].
 
     The largest weight of a row is 1, so ``min_p`` is a threshold itself.
