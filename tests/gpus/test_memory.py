@@ -101,7 +101,6 @@ def test_weights_of_ranks_cover_the_model_once_but_for_what_is_whole_everywhere(
     embeddings = 2 * 2 * spec.vocab_size * spec.hidden_size
     assert whole == 2 * spec.num_parameters
     assert half - embeddings == (whole - embeddings) // 2
-    assert rank_weight_bytes(spec, 2, 1, int8=True) < 0.6 * whole
 
 
 def test_a_step_takes_megabytes_and_not_gigabytes():

@@ -30,7 +30,7 @@ def gpus(*free_gib: float, **changes: Any) -> list[Gpu]:
 
 
 def model(name: str, row_tokens: int = 32768) -> GpuModel:
-    return GpuModel(name, alias_spec(name), 2, int8=False, row_tokens=row_tokens)
+    return GpuModel(name, alias_spec(name), 2, row_tokens=row_tokens)
 
 
 PAIR = (model("0.6b"), model("32b"))
@@ -141,7 +141,7 @@ def test_flags_that_are_wrong(asked, expected):
 
 def test_heads_that_cannot_be_divided():
     spec = replace(alias_spec("32b"), num_heads=40, num_kv_heads=8)
-    odd = GpuModel("odd", spec, 2, int8=False, row_tokens=4096)
+    odd = GpuModel("odd", spec, 2, row_tokens=4096)
     with pytest.raises(ConfigError, match="--tp 3: the 40 attention heads of odd"):
         plan(gpus(140, 140, 140), (odd,), gpus=((0, 1, 2),))
     narrow = replace(odd, spec=replace(spec, num_kv_heads=2))

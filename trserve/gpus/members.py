@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
-from trserve.config import LaunchConfig
+from trserve.config import QUANTIZATIONS, LaunchConfig
 from trserve.errors import ConfigError
 from trserve.gpus.plan import ON
 from trserve.gpus.planning import GpuModel, Planned, Wishes, find_gpus, plan_gpus
@@ -26,6 +26,7 @@ from trserve.model_plans import (
     unique_names,
 )
 
+_NOT_QUANTIZED: Final = QUANTIZATIONS[0]
 _Entry = TypeVar("_Entry")
 
 
@@ -52,6 +53,11 @@ def plan_members(
         ModelUnavailableError: there is no GPU, or the models do not fit.
     """
     tensor_parallel(config, members)  # refuses what no placement could make right
+    if config.model.quantization != _NOT_QUANTIZED:
+        raise ConfigError(
+            f"--quantization {config.model.quantization}: is for the CPU; a GPU runs bfloat16 or "
+            "float32 (--dtype)"
+        )
     here = [index for index, member in enumerate(members) if member.is_here]
     models = [_gpu_model(config, member, name) for member, name in _named(members)]
     wishes = _wishes(config, here, len(members))
@@ -83,7 +89,6 @@ def _gpu_model(config: LaunchConfig, member: Member, name: str) -> GpuModel:
         name=name,
         spec=model.spec,
         width=DTYPE_BYTES[choose_dtype(model, config.model.dtype)],
-        int8=config.model.quantization == "int8",
         row_tokens=model_length(model, config.model.max_model_len),
     )
 

@@ -54,19 +54,15 @@ class Need(NamedTuple):
         return self.weights + self.fixed + min(tokens, self.most_tokens) * self.per_token
 
 
-def rank_weight_bytes(spec: ModelSpec, width: int, tp: int, *, int8: bool = False) -> int:
+def rank_weight_bytes(spec: ModelSpec, width: int, tp: int) -> int:
     """Bytes of weights in the first of ``tp`` processes, which holds most.
 
     The layers are divided; the embedding is whole everywhere, and the head, if it is another
-    tensor, is whole in the first process (see ``models/sharding.py``). ``width`` bytes a weight;
-    with ``int8`` one for everything but the embedding.
+    tensor, is whole in the first process (see ``models/sharding.py``). ``width`` bytes a weight.
     """
     embedding = spec.vocab_size * spec.hidden_size
     head = 0 if spec.tie_word_embeddings else embedding
     layers = spec.num_parameters - embedding - head
-    if int8:
-        # A head that is tied is kept beside the embedding, in 8 bits of its own.
-        return -(-layers // tp) + embedding + width * embedding
     return width * (-(-layers // tp) + embedding + head)
 
 

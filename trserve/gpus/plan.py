@@ -13,6 +13,9 @@ import msgspec
 GPU_DEVICE: Final = "cuda"
 """What ``--device`` calls GPUs."""
 
+OWN_GPU: Final = 0
+"""The number of a process's GPU in its own eyes: the launcher lets it see no other."""
+
 AUTO: Final = "auto"
 ON: Final = "on"
 OFF: Final = "off"

@@ -35,7 +35,6 @@ class GpuModel:
     name: str
     spec: ModelSpec
     width: int
-    int8: bool
     row_tokens: int
 
 
@@ -150,7 +149,7 @@ def _need(wishes: Wishes, model: GpuModel, group: Group) -> Need:
     return Need(
         name=model.name,
         gpus=group,
-        weights=memory.rank_weight_bytes(spec, model.width, tp, int8=model.int8),
+        weights=memory.rank_weight_bytes(spec, model.width, tp),
         fixed=fixed + block * per_token,  # the block that padding rows write to
         per_token=per_token,
         most_tokens=-(-model.row_tokens // block) * block * wishes.max_requests,

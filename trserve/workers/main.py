@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trserve.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_WORKER_LOST, StartupError
+from trserve.gpus.worker_side import device_report, hold_device
 from trserve.ipc.child import (
     ChildArguments,
     begin_child,
@@ -172,7 +173,8 @@ def _create_loop(
         meter=meter,
     )
     slab.workers[index].set("total_blocks", model.num_blocks)
-    control.send({"type": "ready", "router_parameters": routing.describe()})
+    ready = {"type": "ready", "router_parameters": routing.describe()}
+    control.send(ready | device_report(plan.device))
     return WorkerLoop(
         bell=arguments.bells[index],
         rings=receivers(ShmMedium(slab), plan.layout, index),
@@ -247,6 +249,8 @@ def _on_control(
 
 def _prepare(arguments: ChildArguments, control: ControlClient, leaving: ExitStack) -> WorkerLoop:
     plan = msgspec.convert(say_hello(control), ServerPlan)
+    if held := hold_device(plan.device, arguments.parent):
+        leaving.callback(held.finish)
     runner = _create_runner(plan, arguments, control, leaving)
     loop = _create_loop(arguments, plan, runner, control)
     # Whatever is alive now stays: the collector need never walk the model again.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import msgspec
 import pytest
 import torch
 
@@ -95,12 +94,14 @@ def test_the_way_to_add_up_can_be_chosen_and_must_exist(monkeypatch):
             create_group(place, group.memories[0])
 
 
-def test_a_gpu_that_is_not_there_is_named():
+def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+    """The launcher lets each rank see its own GPU alone, as its first."""
     from trserve.workers.tp.gpu import rank_device
 
     plan = plan_of(1, 2, device="cuda")
     assert rank_device(plan_of(1, 2), plan.models[1], 1) == torch.device("cpu")
-    absent = 1 + (torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    model = msgspec.structs.replace(plan.models[1], gpus=(0, absent))
-    with pytest.raises(ModelUnavailableError, match=f"m1, rank 1: GPU {absent} is not here"):
-        rank_device(plan, model, 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert rank_device(plan, plan.models[1], 1) == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelUnavailableError, match="m1, rank 1: torch finds no GPU"):
+        rank_device(plan, plan.models[1], 1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trserve.errors import ConfigError, ModelUnavailableError
+from trserve.gpus.plan import OWN_GPU
 from trserve.models.assembly import Progress
 from trserve.models.cuda.attention import AttentionBackend, BatchGeometry, PagedLayers
 from trserve.models.cuda.attention import choose_backend as choose_attention
@@ -138,11 +139,8 @@ def _device_of(plan: ServerPlan, model: ModelPlan) -> torch.device:
     """
     if plan.device != "cuda":
         return torch.device("cpu")
-    number = model.gpus[0] if model.gpus else 0
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if number >= found:
+    if not torch.cuda.is_available():
         raise ModelUnavailableError(
-            f"{model.name}: GPU {number} is not here, as torch finds {found}; see trserve doctor, "
-            "or use --device cpu"
+            f"{model.name}: torch finds no GPU; see trserve doctor, or use --device cpu"
         )
-    return torch.device("cuda", number)
+    return torch.device("cuda", OWN_GPU)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from trserve.errors import ConfigError, ModelUnavailableError
+from trserve.gpus.plan import OWN_GPU
 from trserve.models.assembly import Progress
 from trserve.models.cuda.weights import check_device_memory, load_onto
 from trserve.models.sharding import Collective, Shard, connect
@@ -43,14 +44,11 @@ def rank_device(plan: ServerPlan, model: ModelPlan, rank: int) -> torch.device:
     """
     if plan.device == "cpu":
         return torch.device("cpu")
-    number = model.gpus[rank] if model.gpus else rank
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if number >= found:
+    if not torch.cuda.is_available():
         raise ModelUnavailableError(
-            f"{model.name}, rank {rank}: GPU {number} is not here, as torch finds {found}; each "
-            "rank has a GPU of its own (--gpus)"
+            f"{model.name}, rank {rank}: torch finds no GPU; each rank has one of its own (--gpus)"
         )
-    return torch.device("cuda", number)
+    return torch.device("cuda", OWN_GPU)
 
 
 def create_cuda_runner(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trserve.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_WORKER_LOST, StartupError
+from trserve.gpus.worker_side import hold_device
 from trserve.ipc.child import ChildArguments, begin_child, parse_child_arguments, say_hello
 from trserve.ipc.control import ControlClient, worker_identity
 from trserve.plan import ServerPlan
@@ -50,6 +51,7 @@ def _serve(arguments: ChildArguments, control: ControlClient) -> None:
     from trserve.workers.tp.runner import follow
 
     plan = msgspec.convert(say_hello(control), ServerPlan)
+    held = hold_device(plan.device, arguments.parent)
     place = Place(plan, arguments.index, arguments.rank, arguments.group_fds)
     readers: list[PlanReader] = []
     watched = {
@@ -67,6 +69,8 @@ def _serve(arguments: ChildArguments, control: ControlClient) -> None:
     if rank.reader.late_wakeups:
         log.error("%d doorbells were lost", rank.reader.late_wakeups)
     rank.close()
+    if held is not None:
+        held.finish()
 
 
 def _fail(control: ControlClient, message: str, exit_code: int) -> int:
