@@ -184,8 +184,9 @@ class App:
         states, serving = self._service.states, self.phase is Phase.SERVING
         detail = (states.unready if serving else None) or self.phase.value
         ready = serving and states.unready is None
-        body = {"status": ("degraded" if states.lost else "ok") if ready else "unavailable"}
-        body["detail"] = "; ".join((detail, *states.lost.values()))
+        missing = states.missing
+        body = {"status": ("degraded" if missing else "ok") if ready else "unavailable"}
+        body["detail"] = "; ".join((detail, *(each for each in missing if each not in detail)))
         status = 200 if ready else 503
         if ready and asks_deep(scope["query_string"]):
             await self._probe.ask()

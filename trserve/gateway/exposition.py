@@ -34,7 +34,6 @@ from trserve.gateway.slots import SlotTable
 from trserve.gpus.plan import MpsState
 from trserve.ipc.slab import Slab
 
-_STATES: Final = ("up", "restarting", "lost")
 _WORKER_COUNTERS: Final = {
     "steps": ("steps", "Forward passes."),
     "kv_drops": ("kv_drops", "Requests whose KV blocks were taken; they compute them again."),
@@ -226,7 +225,7 @@ class Exposition(Collector):
             "trserve_worker_status", "1 for the state that it is in.", labels=("model", "status")
         )
         for model, name in enumerate(self._names):
-            for state in _STATES:
+            for state in states.kinds:
                 status.add_metric((name, state), states.status(model) == state)
         yield status
         yield from self._sharing()

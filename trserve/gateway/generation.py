@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from trserve.errors import RequestError
 from trserve.gateway.answer import ABORTED, Answer, Delta, failure
 from trserve.gateway.metrics import Meter, Times
+from trserve.gateway.model_links import ModelLinks
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
@@ -48,6 +49,7 @@ class Generation:
         book: where the annotations of its tokens are, if it asked for them.
         scores_prompt: whether the prompt's are there too.
         degraded: tells whether a model that it might have visited is lost.
+        links: what there is to say of models at other hosts, if there are any.
         meter: what measures it, if anything does.
 
     Attributes:
@@ -70,6 +72,7 @@ class Generation:
         book: AnnotationBook | None = None,
         scores_prompt: bool = False,
         degraded: Callable[[], bool] = bool,
+        links: ModelLinks | None = None,
         meter: Meter | None = None,
     ) -> None:
         self._slab = slab
@@ -87,6 +90,7 @@ class Generation:
         self._pending_ns = 0
         self._cached_tokens = 0
         self._degraded = degraded
+        self._links = links
         self._meter = meter
         self._usage: dict[str, Any] | None = None
         self.slot = slot
@@ -124,6 +128,8 @@ class Generation:
         baton = unpack(word)
         barred = baton.finish is Finish.NUMERIC_ERROR and self._extras(baton).empty
         error = failure(baton.finish, barred=barred)
+        if baton.finish is Finish.WORKER_LOST and self._links is not None:
+            error = self._links.failure(baton.owner) or error
         if error is not None:
             self.fail(error)
             return

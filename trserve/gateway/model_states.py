@@ -8,10 +8,14 @@ might have visited the lost one are marked as degraded. Knows no HTTP, no slots 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from trserve.errors import RequestError
+from trserve.gateway.model_links import ELSEWHERE, UNREACHABLE, ModelLinks
 from trserve.ipc.control import Message
 from trserve.ipc.slab import Slab, WorkerStatus
+
+_KINDS: Final = ("up", "restarting", "lost")
 
 
 class ModelStates:
@@ -21,14 +25,16 @@ class ModelStates:
         down: what happened to those that come back, by index.
         lost: what happened to those that do not.
         restarts: how often each came back, as far as this process knows.
+        links: those at other hosts; None where every model is here.
         mps: of each model on a GPU, ``off``, ``on`` or ``unavailable`` and why; empty without GPUs.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], links: ModelLinks | None = None) -> None:
         self._names = names
         self.down: dict[int, str] = {}
         self.lost: dict[int, str] = {}
         self.restarts = [0] * len(names)
+        self.links = links
         self.mps: Sequence[tuple[str, str]] = ()
 
     def read(self, slab: Slab) -> None:
@@ -61,13 +67,26 @@ class ModelStates:
     @property
     def unready(self) -> str | None:
         """Why the server is not ready; None if every model that is left can write."""
-        return "; ".join(self.down.values()) or None
+        links = () if self.links is None else self.links.unready
+        return "; ".join((*self.down.values(), *links)) or None
+
+    @property
+    def missing(self) -> list[str]:
+        """Which models the server does without, and why."""
+        return [*self.lost.values(), *(() if self.links is None else self.links.away)]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What :meth:`status` may say."""
+        return _KINDS if self.links is None else (*_KINDS, UNREACHABLE, ELSEWHERE)
 
     def status(self, model: int) -> str:
-        """``up``, ``restarting`` or ``lost``."""
+        """``up``, ``restarting`` or ``lost``; of a model at another host also what its link is."""
         if model in self.lost:
             return "lost"
-        return "restarting" if model in self.down else "up"
+        if model in self.down:
+            return "restarting"
+        return (self.links.status(model) if self.links is not None else None) or "up"
 
     def sharing(self, model: int) -> dict[str, str]:
         """How ``model`` shares its GPU, for people; nothing where it is on none."""
@@ -95,5 +114,12 @@ class ModelStates:
         return left[0]
 
     def watch(self, models: Collection[int]) -> Callable[[], bool]:
-        """Tells, whenever it is called, whether any of ``models`` is lost."""
-        return lambda: bool(self.lost) and any(model in self.lost for model in models)
+        """Tells, whenever it is called, whether any of ``models`` is lost, or was out of reach."""
+
+        def is_lost() -> bool:
+            return bool(self.lost) and any(model in self.lost for model in models)
+
+        if self.links is None:
+            return is_lost
+        was_away = self.links.watch(models)
+        return lambda: is_lost() or was_away()

@@ -42,7 +42,9 @@ class Placements:
         self._lengths = {model.name: model.max_model_len for model in plan.models}
         self._shortest = min(self._lengths.values())
         self._states = states
-        self.aliases = [name for name in self._models if name not in self._served]
+        self._elsewhere = frozenset(m.name for m in plan.models if m.place.is_placeholder)
+        self._here = [name for name in self._models if name not in self._elsewhere]
+        self.aliases = [name for name in self._here if name not in self._served]
 
     def check_model(self, name: str | None) -> None:
         """Raise RequestError (404) unless ``name`` is served here; no name means the first.
@@ -82,6 +84,10 @@ class Placements:
                     param="trserve.entry_model",
                 )
             return Placement(only, pinned=True, admit=False)
+        if self._elsewhere:
+            # The other models are at home with whoever dials in, and not for this host's clients.
+            entry = self._models.index(self._here[0]) if entry is None else entry
+            return Placement(self._states.place(entry, fixed=True), pinned=True, admit=False)
         if entry is not None:
             return Placement(entry, pinned=False, admit=False)
         return Placement(0, pinned=False, admit=True)
@@ -91,7 +97,13 @@ class Placements:
             return None
         if name not in self._models:
             raise RequestError(
-                f"{param}: no model {name!r}; models: {', '.join(self._models)}", param=param
+                f"{param}: no model {name!r}; models: {', '.join(self._here)}", param=param
+            )
+        if name in self._elsewhere:
+            raise RequestError(
+                f"{param}: the model {name!r} is at another host, which dials in here; models: "
+                f"{', '.join(self._here)}",
+                param=param,
             )
         return self._states.place(self._models.index(name), fixed=True)
 

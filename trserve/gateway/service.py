@@ -30,6 +30,7 @@ from trserve.gateway.logprobs import (
 )
 from trserve.gateway.message_parts import PartSplitter, part_splitter
 from trserve.gateway.metrics import Asked, Meter, Metrics
+from trserve.gateway.model_links import links_of
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.placement import Placement, Placements
 from trserve.gateway.prompts import Prompt, read_prompts
@@ -85,7 +86,7 @@ class Service:
         self.tokenizer = Tokenizer.load(Path(plan.tokenizer_path), chat_template=template)
         self.token_names = TokenNames(self.tokenizer)
         self.model_names = [model.name for model in plan.models]
-        self.states = ModelStates(self.model_names)
+        self.states = ModelStates(self.model_names, links_of(plan, slab))
         self.placements = Placements(plan, self.states)
         self.metrics = Metrics(len(plan.models), *plan.endpoint.bucket_bounds)
         self.served_names = plan.served_names
@@ -319,8 +320,6 @@ class Service:
             len(self.model_names),
         )
 
-        degraded = self.states.watch(self.placements.visits(placement))
-
         def start(slot: Slot) -> Generation:
             meter.admit()
             book = None
@@ -337,7 +336,8 @@ class Service:
                 model_names=self.model_names,
                 book=book,
                 scores_prompt=params.scores_prompt,
-                degraded=degraded,
+                degraded=self.states.watch(self.placements.visits(placement)),
+                links=self.states.links,
                 meter=meter,
             )
 
