@@ -36,7 +36,8 @@ class ThresholdRouter(BaseRouter):
     def __init__(self, context: RouterContext) -> None:
         super().__init__(context)
         # The other models count tokens.
-        self.reads_model = self.model == 0
+        counts = self.model != 0 and type(self).route is ThresholdRouter.route
+        self.reads_model = not counts
 
     @abstractmethod
     def signal(self, result: StepResult) -> torch.Tensor:

@@ -45,6 +45,7 @@ def graphs_runner(
     router: BaseRouter,
     pieces: frozenset[str] = ALL,
     dtype: torch.dtype = torch.float32,
+    attention: str = "auto",
 ) -> CudaRunner:
     """The GPU's runner of ``path``, on the CPU."""
     spec = read_spec(path)
@@ -56,6 +57,7 @@ def graphs_runner(
         row_tokens=ROW_TOKENS,
         model=router.model,
         tokenizer_size=90,
+        attention=attention,
     )
     if router.reads_tap:
         runner.keep_tap()
@@ -91,12 +93,18 @@ class Beside:
     """Both runners, and rows that both compute."""
 
     def __init__(
-        self, path: Path, router: BaseRouter, *, seed: int, pieces: frozenset[str] = ALL
+        self,
+        path: Path,
+        router: BaseRouter,
+        *,
+        seed: int,
+        pieces: frozenset[str] = ALL,
+        attention: str = "auto",
     ) -> None:
         spec = read_spec(path)
         self.rng = np.random.default_rng(seed)
         self.router = router
-        self.graphs = graphs_runner(path, router, pieces)
+        self.graphs = graphs_runner(path, router, pieces, attention=attention)
         kv = KVCache(spec, num_blocks=NUM_BLOCKS, block_size=BLOCK, dtype=torch.float32)
         decoder = load_model(path, spec, dtype=torch.float32)
         self.torch = TorchRunner(decoder, kv, tokenizer_size=90)

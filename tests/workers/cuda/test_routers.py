@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,6 +18,7 @@ from tests.router_lib import networks
 from tests.workers.cuda.harness import Beside, graphs_runner, router_of
 from trserve.router_lib.base import BaseRouter, RouterContext, StepResult
 from trserve.router_lib.registry import BUILTIN, load_router_class
+from trserve.router_lib.target_share import ShareControl
 from trserve.router_lib.uncertainty import Entropy
 from trserve.workers.in_step import is_capturable
 from trserve.workers.routing import Routing
@@ -147,6 +150,14 @@ def test_a_router_that_breaks_its_word_is_asked_after_the_step(path, caplog):
     runner = graphs_runner(path, instance(Failing))
     assert not runner.routes
     assert "says that it is capturable" in caplog.text
+
+
+def test_a_threshold_that_is_moved_at_each_step_leaves_the_decision_to_the_host():
+    router = instance(Entropy)
+    share = ShareControl(0.2, router, [memoryview(np.zeros(4, np.int64))] * 2)
+    request: Any = SimpleNamespace(params=SimpleNamespace(router={}), extras=b"")
+    assert Routing(router).bounds([request]).tolist() == pytest.approx([0.03])
+    assert Routing(router, share).bounds([request]) is None
 
 
 def test_bounds_that_fail_leave_the_decision_to_the_host(caplog):
