@@ -42,6 +42,9 @@ from trserve.router_lib.registry import describe as describe_router
 
 log = logging.getLogger(__name__)
 START_S: Final = 8.0
+BRIEFLY_S: Final = 2.0
+"""How long the start waits for the far side, where requests can do without it."""
+
 LOADING_S: Final = 600.0
 _LOOK_S: Final = 0.05
 _COUNTS: Final = {
@@ -161,10 +164,12 @@ def create_cloud(arguments: ChildArguments, plan: ServerPlan) -> Cloud:
     model = plan.models[arguments.index]
     values = numbers(plan.router_config)
     if model.remote.startswith(OPENAI):
-        from trserve.edge.openai_cloud import OpenAiCloud
+        from trserve.edge.openai_cloud import OpenAiCloud, check_router, read_key
 
+        check_router(plan.router)
         url = model.remote.removeprefix(OPENAI)
-        return OpenAiCloud(url, index=arguments.index, model=model.name, values=values)
+        key = read_key(plan.edge_keys) if plan.edge_keys else ""
+        return OpenAiCloud(url, index=arguments.index, model=model.name, values=values, key=key)
     hello = Hello(
         side=describe(plan, plan.link_heartbeat_s),
         instance=instance_of(arguments),
@@ -182,7 +187,7 @@ def reach_first(cloud: Cloud, policy: str) -> None:
     """
     now = time.monotonic()
     cloud.start(now)
-    deadline, said = now + START_S, False
+    deadline, said = now + (START_S if policy == FAIL else BRIEFLY_S), False
     while not cloud.connected and now < deadline and not cloud.refused:
         select.select([cloud.fd], [], [], min(_LOOK_S, max(0.0, cloud.due_s(now))))
         now = time.monotonic()

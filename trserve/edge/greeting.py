@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -17,7 +17,9 @@ from trserve import __version__
 from trserve.edge.facts import RemoteFacts
 from trserve.edge.wire import GREETING_BYTES, PROTOCOL_VERSION, FrameError, FrameType
 from trserve.gateway.tokenizer import Tokenizer
-from trserve.plan import ServerPlan
+
+if TYPE_CHECKING:
+    from trserve.plan import ServerPlan
 
 MAX_MODELS: Final = 64
 T = TypeVar("T")
