@@ -1,4 +1,4 @@
-"""HTTP calls whose answers are waited for in threads, one keep-alive connection each.
+"""HTTP calls whose answers are waited for in threads, over connections that are kept.
 
 ``http.client`` blocks, and a link agent must not: a call is handed to a thread, and its outcome to
 whoever polls a descriptor. Every wait is bounded. A call is sent a second time only where a
@@ -87,7 +87,8 @@ class Calls:
         self._server = server
         self._headers = dict(headers)
         self._pool = ThreadPoolExecutor(MAX_CONNECTIONS, thread_name_prefix="openai")
-        self._own = threading.local()
+        # The one used last is taken first: it is the least likely to have been closed meanwhile.
+        self._idle: deque[http.client.HTTPConnection] = deque()
         self._outcomes: deque[Outcome] = deque()
         self._lock = threading.Lock()
         self._sockets: dict[int, socket.socket] = {}
@@ -113,6 +114,10 @@ class Calls:
                 with suppress(OSError):
                     used.shutdown(socket.SHUT_RDWR)
 
+    def wake(self) -> None:
+        """Make :attr:`fd` readable."""
+        os.eventfd_write(self.fd, 1)
+
     def outcomes(self) -> list[Outcome]:
         """Those of calls that are over and were not cancelled."""
         with suppress(BlockingIOError):
@@ -132,6 +137,8 @@ class Calls:
         for number in list(self._open):
             self.cancel(number)
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for connection in self._idle:
+            connection.close()
         os.close(self.fd)
 
     # -- in a thread -------------------------------------------------------------------------
@@ -140,19 +147,22 @@ class Calls:
         try:
             outcome = self._exchange(number, path, body, deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._own.connection = None
             outcome = Outcome(number, error=_explain(error))
         self._outcomes.append(outcome)
         with suppress(OSError):  # closed meanwhile
             os.eventfd_write(self.fd, 1)
 
     def _exchange(self, number: int, path: str, body: bytes | None, deadline: float) -> Outcome:
-        kept: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
-        if kept is not None:
-            self._own.connection = None
+        if (kept := self._take_idle()) is not None:
             with suppress(*_STALE):
                 return self._ask(kept, number, path, body, deadline)
         return self._ask(self._server.connection(), number, path, body, deadline)
+
+    def _take_idle(self) -> http.client.HTTPConnection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _ask(
         self,
@@ -184,7 +194,7 @@ class Calls:
             with self._lock:
                 self._sockets.pop(number, None)
         if connection.sock is not None:
-            self._own.connection = connection
+            self._idle.append(connection)
         return outcome
 
     def _watch(self, number: int, used: socket.socket, deadline: float) -> None:

@@ -23,12 +23,13 @@ from trserve.edge.cloud import STAYS, Answer, Visit
 from trserve.edge.facts import RemoteFacts
 from trserve.edge.link_counts import LinkCounts
 from trserve.edge.openai_calls import Calls, Outcome, Server
+from trserve.edge.openai_records import records_of
 from trserve.edge.openai_wire import (
     Dialect,
     WireError,
     cut_at_end,
     dialect_of,
-    read_ids,
+    read_answer,
     refusal_of,
     request_body,
 )
@@ -90,8 +91,9 @@ class OpenAiCloud:
 
     Args:
         url: of the server, with or without ``/v1``.
-        index: of the model that it has, among the home's; ``model`` what the server calls it, empty
-            for the one that it names first.
+        index: of the model that it has, among the home's.
+        model: what the home calls it. Where the server serves one of that name it is the one, else
+            the one that the server names first.
         values: the home's values of its router's parameters.
         key: sent as a bearer token; empty for none.
 
@@ -121,6 +123,7 @@ class OpenAiCloud:
         self._probe_at = 0.0
         self._pause_s = FIRST_PAUSE_S
         self._connected = self._refused = self._answered = False
+        self._returned: list[Answer] = []
         self._reason = f"{self._server.url} was not reached yet"
         self._connections = 0
         self.counts = LinkCounts()
@@ -170,8 +173,12 @@ class OpenAiCloud:
         if known is not None and known.visit.hop == visit.hop:
             return
         self.end(visit.session)
-        if self._connected:
-            self._call(visit, time.monotonic_ns())
+        call = _Call(visit, None, time.monotonic_ns())
+        if visit.params.grammar:
+            self._returned.append(self._nothing(call, "it is to follow a grammar"))
+            self._calls.wake()
+        elif self._connected:
+            self._call(visit, call.began_ns)
 
     def prefill(self, visit: Visit) -> None:
         """Nothing: such a server computes a prompt only to write behind it."""
@@ -185,7 +192,7 @@ class OpenAiCloud:
 
     def poll(self, now: float) -> list[Answer]:
         """Take in what has come; probe when it is time."""
-        answers: list[Answer] = []
+        answers, self._returned = self._returned, []
         for outcome in self._calls.outcomes():
             if outcome.number == self._probe:
                 self._probe = None
@@ -219,20 +226,19 @@ class OpenAiCloud:
             self._lose(f"does not say what it serves ({error})", now)
             return
         if first is None:
-            self._lose(f"does not serve {self._wanted}", now, refused=True)
+            self._lose("serves no model", now, refused=True)
             return
         self._dialect, self._model = dialect_of(models), str(first["id"])
         length = first.get("max_model_len")
         self._facts = RemoteFacts(max_model_len=length) if isinstance(length, int) else None
         self._connected, self._refused = True, False
         self._connections += 1
-        self._pause_s = FIRST_PAUSE_S
         log.info("%s serves %s", self._server.url, self._model)
 
     def _find(self, models: dict[str, Any]) -> dict[str, Any] | None:
         served: list[dict[str, Any]] = models.get("data") or []
         named = [each for each in served if each.get("id") == self._wanted]
-        return next(iter(named or ([] if self._wanted else served)), None)
+        return next(iter(named or served), None)
 
     def _problem(self, outcome: Outcome) -> str:
         if not outcome.status:
@@ -278,16 +284,18 @@ class OpenAiCloud:
             self._lose(problem, now, refused=refused)
             return []
         try:
-            ids = read_ids(self._dialect, outcome.body)
+            said, ids = read_answer(self._dialect, outcome.body)
         except WireError as error:
             self._lose(f"is no such server: {error}", now, refused=True)
             return []
-        self._answered = True
+        self._answered, self._pause_s = True, FIRST_PAUSE_S
         self.counts.answers += 1
         self.counts.answer_bytes += len(outcome.body)
-        return [self._answer(call, ids) if ids else self._nothing(call, "an answer without tokens")]
+        if not ids:
+            return [self._nothing(call, "an answer without tokens")]
+        return [self._answer(call, said, ids)]
 
-    def _answer(self, call: _Call, written: list[int]) -> Answer:
+    def _answer(self, call: _Call, said: Any, written: list[int]) -> Answer:
         visit = call.visit
         ids, finish = cut_at_end(written, visit, visit.params.sampling)
         end = len(visit.row) + len(ids)
@@ -306,10 +314,14 @@ class OpenAiCloud:
             extras=_LENGTH.pack(end),
             remote_ns=time.monotonic_ns() - call.began_ns,
             left=tuple(end if i == self._index else n for i, n in enumerate(visit.left)),
+            records=records_of(self._dialect, said, ids, len(visit.row), visit.params),
         )
 
     def _nothing(self, call: _Call, problem: str) -> Answer:
-        """Back home with nothing written: the model there writes the token itself."""
+        """Back home with nothing written: the model there writes the token itself.
+
+        A request that may be written here alone ends.
+        """
         log.warning("%s: a visit ends without a token: %s", self._server.url, problem)
         visit = call.visit
         return Answer(
@@ -319,6 +331,7 @@ class OpenAiCloud:
             ids=np.empty(0, np.int32),
             sources=np.empty(0, np.uint8),
             destination=0,
+            finish=Finish.WORKER_LOST if visit.params.pinned else Finish.NONE,
             extras=_LENGTH.pack(len(visit.row)),
             empty=True,
             remote_ns=time.monotonic_ns() - call.began_ns,

@@ -19,7 +19,7 @@ from trserve.edge.cloud import Visit
 from trserve.ipc.baton import Finish
 from trserve.params import SamplingParams
 
-_SPELLED: Final = "token_id:"
+SPELLED: Final = "token_id:"
 _SEED_BITS: Final = 63
 _HIGHEST_ID: Final = 2**31 - 1
 
@@ -51,6 +51,7 @@ def request_body(dialect: Dialect, visit: Visit, model: str, tokens: int) -> byt
                 "sampling_params": _generate_params(visit, tokens),
                 "return_logprob": True,  # older ones have the ids there alone
                 "logprob_start_len": -1,
+                "top_logprobs_num": visit.params.tops or 0,
                 "stream": False,
             }
         )
@@ -64,7 +65,7 @@ def request_body(dialect: Dialect, visit: Visit, model: str, tokens: int) -> byt
             "min_tokens": min(tokens, _tokens_before_an_end(visit)),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "logprobs": 0,
+            "logprobs": visit.params.tops or 0,
             "stream": False,
         }
     )
@@ -129,8 +130,8 @@ def seed_at(seed: int, position: int) -> int:
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 
 
-def read_ids(dialect: Dialect, body: bytes) -> list[int]:
-    """The ids that a server wrote. WireError where its answer has none."""
+def read_answer(dialect: Dialect, body: bytes) -> tuple[Any, list[int]]:
+    """The JSON of an answer, and the ids that the server wrote. WireError where it has none."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -141,7 +142,7 @@ def read_ids(dialect: Dialect, body: bytes) -> list[int]:
             "its answer has no token ids: it must be vLLM (0.10.2 or later, or with log "
             "probabilities), SGLang or trserve"
         )
-    return found
+    return answer, found
 
 
 def _is_id(token: object) -> bool:
@@ -153,7 +154,7 @@ def _completed(answer: Any) -> object:
         (choice,) = answer["choices"]
         if (ids := choice.get("token_ids")) is not None:
             return ids
-        return [int(text.removeprefix(_SPELLED)) for text in choice["logprobs"]["tokens"]]
+        return [int(text.removeprefix(SPELLED)) for text in choice["logprobs"]["tokens"]]
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 

@@ -6,6 +6,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -238,12 +239,54 @@ def test_nobody_there_and_another_model(stub):
     gone.close()
 
 
-def test_a_model_that_the_server_lacks_is_refused(stub):
-    other = OpenAiCloud(stub.url, model="other")
-    other.start(time.monotonic())
-    wait(other, lambda _: "does not serve other" in other.reason)
-    assert other.refused
-    other.close()
+def test_a_model_of_the_name_is_taken_else_the_first(stub):
+    stub.models["data"].append({"id": "other", "owned_by": "vllm"})
+    for name, taken in (("other", "other"), ("32b", "big"), ("", "big")):
+        stub.script = [wrote(5)]
+        cloud = OpenAiCloud(stub.url, model=name)
+        cloud.start(time.monotonic())
+        wait(cloud, lambda _: cloud.connected)  # noqa: B023
+        cloud.visit(visit([1]))
+        answer_of(cloud)
+        assert stub.asked[-1][1]["model"] == taken
+        cloud.close()
+
+
+def test_a_server_without_a_model_is_refused(stub):
+    stub.models = {"data": []}
+    cloud = OpenAiCloud(stub.url)
+    cloud.start(time.monotonic())
+    wait(cloud, lambda _: "serves no model" in cloud.reason)
+    assert cloud.refused
+    cloud.close()
+
+
+def test_what_follows_a_grammar_is_written_at_home(stub, cloud):
+    given = visit([1])
+    params = msgspec.structs.replace(given.params, grammar=b"x")
+    cloud.visit(given._replace(params=params))
+    answer = answer_of(cloud)
+    assert (len(answer.ids), answer.destination, answer.empty) == (0, 0, True)
+    params = msgspec.structs.replace(params, pinned=True)
+    cloud.visit(given._replace(hop=3, params=params))
+    assert answer_of(cloud).finish is Finish.WORKER_LOST
+    assert not stub.asked
+
+
+def test_log_probabilities_come_along_where_they_are_wanted(stub, cloud):
+    tops = {"token_id:5": -0.5, "token_id:7": -1.5, "token_id:9": -2.5}
+    said = {"tokens": ["token_id:5"], "token_logprobs": [-0.5], "top_logprobs": [tops]}
+    stub.script = [{"choices": [{"token_ids": [5], "logprobs": said}]}, wrote(5)]
+    params = msgspec.structs.replace(visit([1]).params, tops=2)
+    cloud.visit(visit([1])._replace(params=params))
+    records = answer_of(cloud).records
+    words, floats = records.words[0], records.words.view(np.float32)[0]
+    assert (records.first, stub.asked[0][1]["logprobs"]) == (1, 2)
+    assert floats[0] == -0.5 and np.isnan(floats[1])
+    assert words[3:5].tolist() == [5, 7] and floats[5:].tolist() == [-0.5, -1.5]
+    cloud.visit(visit([1, 5], hop=3)._replace(params=params))
+    floats = answer_of(cloud).records.words.view(np.float32)[0]
+    assert floats[0] == -9999.0 and np.isfinite(floats[5:]).all(), "nothing is left undefined"
 
 
 def test_routers_that_decide_there_are_refused_and_keys_are_one_line(tmp_path):

@@ -10,7 +10,7 @@ from trserve.edge.openai_wire import (
     WireError,
     cut_at_end,
     dialect_of,
-    read_ids,
+    read_answer,
     refusal_of,
     request_body,
     seed_at,
@@ -71,7 +71,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("dialect", "answer"), ANSWERS)
 def test_ids_are_read_wherever_a_server_has_them(dialect, answer):
-    assert read_ids(dialect, json.dumps(answer).encode()) == [5, 6]
+    assert read_answer(dialect, json.dumps(answer).encode())[1] == [5, 6]
 
 
 @pytest.mark.parametrize("dialect", Dialect)
@@ -86,7 +86,7 @@ def test_ids_are_read_wherever_a_server_has_them(dialect, answer):
 )
 def test_what_has_no_ids_is_refused(dialect, answer):
     with pytest.raises(WireError):
-        read_ids(dialect, answer)
+        read_answer(dialect, answer)
 
 
 def test_sglang_is_known_by_its_name():
