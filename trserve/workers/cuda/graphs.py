@@ -18,8 +18,21 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Work = Callable[[], None]
+
+_ASK_FOR_VALUES: Final = frozenset(
+    {
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.equal.default,
+        # What the first is called in inference mode.
+        torch.ops.aten.is_nonzero.default,
+        torch.ops.aten.item.default,
+        torch.ops.aten.masked_select.default,
+        torch.ops.aten.nonzero.default,
+    }
+)
 
 _WARM_UPS: Final = 2
 """Runs before a capture: kernels are compiled, libraries take their workspaces."""
@@ -137,14 +150,22 @@ class CudaGraphs:
 
 
 class ReplayOnCpu(Graph):
-    """No graph: replays by running the function again, on the CPU."""
+    """No graph: replays by running the function again, on the CPU.
+
+    It refuses, as a graph would, functions that ask a tensor for a value (``float(x)``, ``if x``).
+    """
 
     def __init__(self) -> None:
         self._work: Work = _nothing
 
     def capture(self, work: Work) -> None:
-        """Run ``work`` once and keep it."""
-        work()
+        """Run ``work`` once and keep it.
+
+        Raises:
+            RuntimeError: it asked for a value.
+        """
+        with _NoValues():  # type: ignore[no-untyped-call]
+            work()
         self._work = work
 
     def replay(self) -> None:
@@ -154,6 +175,17 @@ class ReplayOnCpu(Graph):
     def reset(self) -> None:
         """Forget it."""
         self._work = _nothing
+
+
+class _NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations whose result depends on a value that only the device has."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _ASK_FOR_VALUES:
+            raise RuntimeError(f"{func} asks for a value, and no graph can capture that")
+        return func(*args, **(kwargs or {}))
 
 
 class NoGraphsOnCpu:
