@@ -1,4 +1,4 @@
-"""What it costs to run one model in two processes of one host, and what a sum of theirs takes.
+"""What it costs to run one model in two processes of one host: a step, a sum of theirs, a plan.
 
 Steps: milliseconds a step of one model, the whole engine around it, at 1, 4 and 8 requests that
 decode: in one process with compiled kernels and by torch alone, and in two ranks whose sums are in
@@ -9,7 +9,8 @@ tested.
 
 Sums: microseconds an all-reduce between two processes, of as many numbers as one or eight tokens
 of a small and of a large model have. ``slept`` is of ranks that go to sleep for each other at once,
-as they do where cores are short.
+as they do where cores are short. Plans: microseconds that rank 0 takes to tell the other rank of a
+step, whatever the context.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
+
+import numpy as np
 
 from bench.common import Row, parser, report, track
 from trserve import Engine
@@ -92,6 +95,30 @@ def measure_sum(kind: str, length: int, rounds: int) -> float:
         os.close(fd)
 
 
+def measure_plan(context: int, rounds: int) -> float:
+    """Microseconds that rank 0 takes to tell of a step of eight decodes, ``context`` tokens each."""
+    from trserve.ipc.doorbell import create_doorbell
+    from trserve.workers.step import StepInputs
+    from trserve.workers.tp.memory import GroupMemory
+    from trserve.workers.tp.plan_ring import PlanWriter
+
+    layout = GroupLayout(ranks=2, max_tokens=64, max_rows=8, table_width=2048)
+    fd, bell = create_group_file(layout), create_doorbell()
+    memory = GroupMemory(fd, layout, 0)
+    step = StepInputs(max_tokens=64, max_rows=8, max_blocks_per_row=2048, block_size=16)
+    for _ in range(8):
+        step.add_row(np.array([1]), context, np.arange(2048, dtype=np.int32))
+    writer, done = PlanWriter(memory, [bell], spin=0), memory.done_at(1)
+    began = time.perf_counter()
+    for number in range(1, rounds + 1):
+        writer.tell(step, None)
+        memory.words[done] = number  # as if the other rank had done it
+    found = (time.perf_counter() - began) / rounds * 1e6
+    os.close(fd)
+    os.close(bell)
+    return found
+
+
 def measure_steps(args: Any, name: str) -> Iterator[Row]:
     """One row for each concurrency."""
     size, changes = _SETTINGS[name]
@@ -135,6 +162,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds = args.rounds // 10 if kind == "gloo" else args.rounds
         found = measure_sum(kind, _SIZES[size], rounds)
         rows.append({"setting": f"sum, {kind}", "numbers": size, "sum_us": found})
+    for context in (100, 30_000):
+        found = min(measure_plan(context, args.rounds) for _ in range(5))
+        rows.append({"setting": f"plan, {context} tokens of context", "plan_us": found})
     for name in track(list(_SETTINGS), "steps"):
         rows.extend(measure_steps(args, name))
     report("tensor_parallel", args, rows, f"{args.model}, {args.dtype}")

@@ -92,6 +92,7 @@ def test_streams_go_on_when_a_rank_is_killed(embedded):
     assert "rank 1 was killed by SIGKILL" in server.stderr
 
 
+@pytest.mark.slow
 def test_streams_go_on_when_rank_0_is_killed(embedded):
     """What waits for a rank that is no more is ended with it."""
     server, (rank,) = embedded.server, rank_pids(embedded.server, LLM)
