@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.models.cuda import batches
 from trserve.errors import ConfigError, ModelUnavailableError
+from trserve.models.cuda import attention
 from trserve.models.cuda.attention import BatchGeometry, PagedLayers, choose_backend
 from trserve.models.cuda.attention_plan import PlanArrays, memory_size
 
@@ -144,9 +146,19 @@ def test_flashinfer_is_not_taken_for_what_it_does_not_know(monkeypatch, dtype, d
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(PagedLayers, "device", torch.device("cuda"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(ModelUnavailableError, match="pip install --no-deps flashinfer-python"):
         choose_backend("flashinfer", paged_layers("meta", torch.bfloat16, 64))
+
+
+@pytest.mark.parametrize("usable", [False, True])
+def test_auto_takes_flashinfer_only_if_it_can_be_imported(monkeypatch, usable, caplog):
+    monkeypatch.setattr(PagedLayers, "device", torch.device("cuda"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "flashinfer", types.ModuleType("stub") if usable else None)
+    paged = paged_layers("meta", torch.bfloat16, 64)
+    assert attention._resolve("auto", paged) == ("flashinfer" if usable else "triton")
+    assert ("flashinfer is installed but not usable" in caplog.text) == (not usable)
 
 
 IMPORTS = """

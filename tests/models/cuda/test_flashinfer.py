@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.models.cuda import batches
+from trserve.errors import ModelUnavailableError
 from trserve.models.cuda.attention import BatchGeometry
 from trserve.models.cuda.attention_flashinfer import FlashinferAttention, use_tensor_cores
 
@@ -134,6 +135,16 @@ def test_plans_say_types_scale_and_lengths(stand_in):
     assert options["q_data_type"] == options["kv_data_type"] == torch.float32
     assert options["sm_scale"] == 16**-0.5
     assert options["non_blocking"] is True
+
+
+def test_kernels_that_cannot_be_built_are_one_clear_error(stand_in, monkeypatch):
+    def plan(*arrays, **options):
+        raise RuntimeError("a long story\nCould not find nvcc")
+
+    monkeypatch.setattr(Decode, "plan", plan)
+    batch = batches.make([(1, 5)])
+    with pytest.raises(ModelUnavailableError, match=r"\(Could not find nvcc\); it needs nvcc"):
+        FlashinferAttention(batch.paged).plan(batch.geometry)
 
 
 @pytest.mark.parametrize(("group", "cores"), [(1, False), (3, False), (4, True), (5, True), (7, 1)])

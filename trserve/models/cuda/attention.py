@@ -11,7 +11,9 @@ Knows geometry and backends' names; nothing of weights, requests or graphs.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +27,8 @@ from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.workers.step import StepInputs
 
 Int32Array = npt.NDArray[np.int32]
+
+log = logging.getLogger(__name__)
 
 BACKENDS: Final = ("auto", "flashinfer", "triton", "torch")
 
@@ -215,16 +219,29 @@ def _resolve(name: str, paged: PagedLayers) -> str:
 def _automatic(paged: PagedLayers) -> str:
     if paged.device.type != "cuda":
         return "torch"
-    usable = not flashinfer_refusal(paged) and importlib.util.find_spec("flashinfer") is not None
-    return "flashinfer" if usable else "triton"
+    if flashinfer_refusal(paged) or importlib.util.find_spec("flashinfer") is None:
+        return "triton"
+    if why := _import_failure():
+        log.warning("flashinfer is installed but not usable (%s): triton attends instead", why)
+        return "triton"
+    return "flashinfer"
+
+
+def _import_failure() -> str:
+    """Why flashinfer cannot be imported; empty if it can."""
+    try:
+        importlib.import_module("flashinfer")
+    except (ImportError, OSError, RuntimeError) as error:
+        return str(error)
+    return ""
 
 
 def _check_flashinfer(paged: PagedLayers) -> None:
     if why := flashinfer_refusal(paged):
         raise ConfigError(f"attention backend flashinfer cannot run here: {why}; take auto")
-    if importlib.util.find_spec("flashinfer") is None:
+    if why := _import_failure():
         raise ModelUnavailableError(
-            "attention backend flashinfer is not installed: pip install --no-deps "
+            f"attention backend flashinfer cannot be imported ({why}): pip install --no-deps "
             "flashinfer-python, with apache-tvm-ffi; or take triton"
         )
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from trserve.errors import ModelUnavailableError
 from trserve.models.cuda.attention import BatchGeometry, PagedLayers
 from trserve.models.cuda.attention_plan import PlanArrays, memory_size, section_offsets
 from trserve.models.cuda.attention_staging import Staging
@@ -59,7 +60,11 @@ class FlashinferAttention:
         self._wrapper: Any = None
 
     def plan(self, batch: BatchGeometry) -> None:
-        """Let flashinfer plan ``batch``, outside any graph."""
+        """Let flashinfer plan ``batch``, outside any graph; its first plans build kernels.
+
+        Raises:
+            ModelUnavailableError: they cannot be built here.
+        """
         # Its planner's pinned memory is the same every time.
         self._staging.wait()
         host = self._host
@@ -72,7 +77,10 @@ class FlashinferAttention:
         where = [self._firsts[: rows + 1], table, self._lasts[:rows]]
         if batch.width != 1:
             where.insert(0, self._starts[: rows + 1])
-        self._wrapper.plan(*where, *self._shape(), **self._options(batch, rows))
+        try:
+            self._wrapper.plan(*where, *self._shape(), **self._options(batch, rows))
+        except (RuntimeError, OSError) as error:
+            raise ModelUnavailableError(_failure(error)) from error
         self._staging.sent()
 
     def _shape(self) -> tuple[int, int, int, int]:
@@ -154,6 +162,14 @@ class FlashinferAttention:
             self._device_table,
             memory[lasts : lasts + rows],
         )
+
+
+def _failure(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return (
+        f"flashinfer could not plan, or not build its kernels ({lines[-1]}); it needs nvcc and "
+        "ninja, or kernels built before; without flashinfer installed, triton attends instead"
+    )
 
 
 def use_tensor_cores(group: int) -> bool:

@@ -156,6 +156,7 @@ def rope_and_store_kernel(
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
     """See :func:`trserve.models.cuda.ops.rms_norm`."""
+    assert x.is_contiguous() and out.is_contiguous()
     rows, size = x.shape
     block = triton.next_power_of_2(size)
     rms_norm_kernel[(rows,)](x, weight, out, eps, size, block, num_warps=_warps(block))
@@ -165,6 +166,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
 ) -> None:
     """See :func:`trserve.models.cuda.ops.add_rms_norm`."""
+    assert x.is_contiguous() and residual.is_contiguous() and out.is_contiguous()
     rows, size = x.shape
     block = triton.next_power_of_2(size)
     warps = _warps(block)
@@ -173,6 +175,7 @@ def add_rms_norm(
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     """See :func:`trserve.models.cuda.ops.silu_mul`."""
+    assert gate_up.is_contiguous() and out.is_contiguous()
     rows, size = out.shape
     silu_mul_kernel[(rows, triton.cdiv(size, _COLUMNS))](gate_up, out, size, _COLUMNS)
 
@@ -189,6 +192,7 @@ def rope_and_store(
     eps: float,
 ) -> None:
     """See :func:`trserve.models.cuda.ops.rope_and_store`."""
+    assert qkv.is_contiguous() and q.is_contiguous() and rotations.is_contiguous()
     tokens, kv_heads, heads, dim = qkv.shape
     rope_and_store_kernel[(tokens, kv_heads)](
         qkv,

@@ -216,6 +216,7 @@ def attend(
         arrays: ``query_start``, ``kv_len``, ``block_start`` and ``blocks`` on the device.
         scale: factor of the scores.
     """
+    assert q.is_contiguous() and out.is_contiguous() and kv[0].is_contiguous()
     tokens, heads, dim = q.shape
     _, _, kv_heads, block_size, _ = kv.shape
     padded = max(_SMALLEST_TILE, triton.next_power_of_2(dim))

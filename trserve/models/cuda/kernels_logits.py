@@ -146,6 +146,7 @@ def uniform_kernel(
 
 def epilogue(logits: torch.Tensor, tokenizer_size: int, out: Epilogue) -> None:
     """See :func:`trserve.models.cuda.ops.epilogue`."""
+    assert logits.stride(1) == 1
     rows, parts = len(logits), triton.cdiv(tokenizer_size, COLUMNS)
     found = torch.empty(rows, _FIELDS.value, parts, dtype=torch.float32, device=logits.device)
     part_of_epilogue_kernel[(rows, parts)](

@@ -308,6 +308,7 @@ def sample(
     filters: Filters | None,
 ) -> None:
     """See :func:`trserve.models.cuda.ops.sample`."""
+    assert logits.stride(1) == 1
     rows = Rows.of(logits, tokenizer_size, best.largest, temperatures)
     filtered = filters is not None
     lowest = temperatures if filters is None else thresholds(rows, filters)

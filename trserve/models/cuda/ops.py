@@ -8,6 +8,8 @@ All may be captured in a CUDA graph: no shape depends on data, nothing waits for
 what varies from step to step is read from tensors. Arithmetic is in float32, of probabilities in
 float64, whatever the tensors hold; a result is rounded once, to the dtype it is stored in.
 
+Tensors are contiguous, but for logits, whose rows may lie further apart.
+
 Knows tensors; nothing of layers, requests or graphs.
 """
 
