@@ -96,7 +96,7 @@ def measure_sum(kind: str, length: int, rounds: int) -> float:
 
 
 def measure_plan(context: int, rounds: int) -> float:
-    """Microseconds that rank 0 takes to tell of a step of eight decodes, ``context`` tokens each."""
+    """Microseconds that rank 0 takes to tell of eight decodes at ``context`` tokens each."""
     from trserve.ipc.doorbell import create_doorbell
     from trserve.workers.step import StepInputs
     from trserve.workers.tp.memory import GroupMemory
