@@ -1,0 +1,202 @@
+"""The engine on a device: graphs equal eager launches, tokens equal the CPU engine's, step times.
+
+Mandatory are equalities; times are judged by the numbers of the issue and told either way.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from bench.gpu_stages.models import (
+    PIECES,
+    Rows,
+    decide_tokens,
+    decoder_of,
+    runner_of,
+    step_ms,
+)
+from trserve.models.aliases import resolve_model
+from trserve.models.loading import load_model
+from trserve.models.spec import read_spec
+from trserve.workers.cuda.host_time import measure_host_time
+from trserve.workers.cuda.runner import CudaRunner
+from trserve.workers.in_step import StepAsk
+from trserve.workers.kv_cache import KVCache
+from trserve.workers.row_sampling import greedy
+from trserve.workers.runner import TorchRunner
+from trserve.workers.sampler import RowSampling
+
+GAP: Final = 1e-4
+"""Logits that are nearer than this may be ordered either way in float32."""
+
+MOST_HOST_US: Final = 150.0
+MOST_OF_BANDWIDTH: Final = 1.3
+_ROWS: Final = 8
+_GIB: Final = 2**30
+
+
+def engine(device: str, quick: bool) -> dict[str, Any]:
+    """See the module."""
+    where = torch.device(device, 0) if device == "cuda" else torch.device("cpu")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    steps = 16 if quick or device == "cpu" else 64
+    golden = golden_equality(where, steps)
+    small = "0.6b" if device == "cuda" else "tiny"
+    replay = replay_equals_eager(where, small, steps)
+    times = [step_times(where, small, quick)]
+    if device == "cuda":
+        times.append(large_step(where))
+    host = measure_host_time(_ROWS, 200 if quick else 1000)
+    failures = [
+        name
+        for name, fine in (
+            ("tokens of the device differ from the CPU engine's", golden["different"] == 0),
+            ("tokens of graphs differ from those of eager launches", replay["different"] == 0),
+        )
+        if not fine
+    ]
+    found: dict[str, Any] = {
+        "golden": golden,
+        "replay": replay,
+        "host_us_p50": host.p50_us,
+        "host_within_150_us": host.p50_us <= MOST_HOST_US,
+        "tables": {"steps": times},
+        "summary": f"{golden['compared']} tokens equal the CPU engine's, {replay['compared']} "
+        f"equal eager ones; host {host.p50_us:.0f} us a step of {_ROWS}",
+    }
+    if device == "cpu":
+        found["summary"] = "EMULATED graphs: " + found["summary"]
+    if failures:
+        found["error"] = "; ".join(failures)
+    return found
+
+
+def golden_equality(device: torch.device, steps: int) -> dict[str, Any]:
+    """Greedy tokens of the embedded small model, float32, on ``device`` and by the CPU engine."""
+    attention = "triton" if device.type == "cuda" else "torch"
+    decoder = decoder_of("tiny", device, torch.float32, dummy=False)
+    runner = runner_of(decoder, _ROWS, attention=attention)
+    reference = _cpu_runner("tiny")
+    lengths = [5, 17, 16, 33, 40, 1, 64, 90]
+    rows = [Rows(_ROWS, decoder.spec.vocab_size, 3, lengths) for _ in range(2)]
+    ask = StepAsk(greedy(_ROWS), np.full(_ROWS, 0.5, np.float32))
+    compared, ties, different = 0, 0, 0
+    for _ in range(steps):
+        tokens = decide_tokens(runner, rows[0], ask)
+        logits = reference.forward(rows[1].next_step()).logits[:_ROWS]
+        best = logits.topk(2, -1)
+        for row, token in enumerate(tokens):
+            near = float(best.values[row, 0] - best.values[row, 1]) < GAP
+            ties += near
+            different += not near and token != int(best.indices[row, 0])
+            compared += not near
+        rows[1].append(tokens)
+    return {"compared": compared, "ties": ties, "different": different, "attention": attention}
+
+
+def _cpu_runner(name: str) -> TorchRunner:
+    model = resolve_model(name)
+    spec = read_spec(model.path)
+    decoder = load_model(model.path, spec, dtype=torch.float32)
+    kv = KVCache(spec, num_blocks=_ROWS * 128, block_size=16, dtype=torch.float32)
+    return TorchRunner(decoder, kv, tokenizer_size=spec.vocab_size)
+
+
+def replay_equals_eager(device: torch.device, name: str, steps: int) -> dict[str, Any]:
+    """The same sampled steps with all graphs and with none: tokens are equal, one by one.
+
+    Decodes of 1 to 17 rows, and extends of every captured width.
+    """
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    decoder = decoder_of(name, device, dtype, dummy=name != "tiny")
+    runners = [runner_of(decoder, 17, pieces) for pieces in (PIECES, frozenset[str]())]
+    compared = different = 0
+    for count in (1, 2, 3, 8, 17):
+        both = [_sampled(runner, count, steps) for runner in runners]
+        pairs = list(zip(*both, strict=True))
+        compared += len(pairs)
+        different += sum(first != second for first, second in pairs)
+    for runner in runners:
+        runner.close()
+    return {"compared": compared, "different": different, "model": name, "dtype": str(dtype)}
+
+
+def _sampled(runner: CudaRunner, count: int, steps: int) -> list[int]:
+    """Tokens of ``steps`` steps, each now and then an extend of 2 to 8 tokens."""
+    rows = Rows(count, 400, 7, [10 + row for row in range(count)])
+    ask = StepAsk(_sampling(count), np.full(count, 0.5, np.float32))
+    found: list[int] = []
+    for number in range(steps):
+        for _ in range((0, 0, 1, 0, 3, 0, 7)[number % 7]):
+            rows.append([11 + row for row in range(count)])
+        found += decide_tokens(runner, rows, ask)
+    return found
+
+
+def _sampling(count: int) -> RowSampling:
+    ones = np.ones(count)
+    return RowSampling(
+        temperatures=0.9 * ones,
+        top_k=np.zeros(count, np.int64),
+        top_p=ones,
+        min_p=0 * ones,
+        seeds=np.arange(1, count + 1, dtype=np.uint64),
+        positions=np.zeros(count, np.int64),
+    )
+
+
+def step_times(device: torch.device, name: str, quick: bool) -> dict[str, Any]:
+    """Milliseconds of a decode step at 1, 8 and 32 rows, with graphs and without."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    decoder = decoder_of(name, device, dtype, dummy=name != "tiny")
+    row: dict[str, Any] = {"model": name, "kind": "decode"}
+    for label, pieces in ("graphs", PIECES), ("eager", frozenset[str]()):
+        runner = runner_of(decoder, 32, pieces)
+        for count in (1, 8, 32):
+            row[f"{label}_{count}_ms"] = step_ms(runner, count, 500, 1, 10 if quick else 30)
+        runner.close()
+    return row
+
+
+def large_step(device: torch.device) -> dict[str, Any]:
+    """The LLM's extend at batch 1 beside the time in which its weights can be copied."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    name = "32b" if total > 100 * _GIB else "8b"
+    decoder = decoder_of(name, device, torch.bfloat16, dummy=True)
+    runner = runner_of(decoder, 4)
+    extend_ms = step_ms(runner, 1, 500, 4, 10)
+    decode_ms = step_ms(runner, 1, 500, 1, 10)
+    weights = decoder.spec.weight_bytes(2)
+    floor_ms = weights / copy_bandwidth(device) * 1e3
+    runner.close()
+    return {
+        "model": name,
+        "kind": "extend of 4, batch 1",
+        "graphs_1_ms": decode_ms,
+        "extend_ms": extend_ms,
+        "weights_over_bandwidth_ms": floor_ms,
+        "times_the_floor": extend_ms / floor_ms,
+        "within_1.3": extend_ms <= MOST_OF_BANDWIDTH * floor_ms,
+    }
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that are read while 2 GiB are copied within the device.
+
+    A copy reads and writes; weights are only read, so both count.
+    """
+    source = torch.empty(2 * _GIB, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = 0.0
+    for _ in range(5):
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        torch.cuda.synchronize(device)
+        best = max(best, 2 * source.nbytes / (time.perf_counter() - began))
+    return best
