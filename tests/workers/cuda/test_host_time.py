@@ -6,5 +6,6 @@ from trserve.workers.cuda.host_time import measure_host_time
 def test_a_step_of_eight_rows_leaves_time_for_the_launches():
     measured = measure_host_time(8, 300)
     assert measured.rows == 8 and measured.steps == 300
+    assert measured.where == "empty graphs on the CPU"
     assert 1.0 < measured.p50_us <= measured.p99_us
     assert measured.p50_us < 150.0

@@ -21,7 +21,7 @@ from trserve.models.cuda.weights import check_device_memory, device_caches, load
 from trserve.models.decoder import Decoder
 from trserve.models.spec import read_spec
 from trserve.workers.cuda.buckets import pieces_from_environment
-from trserve.workers.cuda.graphs import graph_device
+from trserve.workers.cuda.graphs import GraphDevice, graph_device
 from trserve.workers.cuda.runner import CudaRunner, RunnerLimits
 
 if TYPE_CHECKING:
@@ -79,15 +79,17 @@ def assemble_runner(
     model: int,
     tokenizer_size: int,
     attention: str = "auto",
+    graphs: GraphDevice | None = None,
 ) -> CudaRunner:
     """A runner of ``decoder`` where its tensors are, its caches beside it.
 
     Args:
         row_tokens: tokens of the longest row.
         attention: the backend, one of ``models.cuda.attention.BACKENDS``.
+        graphs: what captures; the device's own without it.
     """
     device, spec = decoder.embedding.device, decoder.spec
-    graphs = graph_device(device)
+    graphs = graphs or graph_device(device)
     caches = device_caches(
         spec, num_blocks=num_blocks, block_size=block_size, dtype=decoder.dtype, device=device
     )

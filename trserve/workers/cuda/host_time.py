@@ -1,9 +1,10 @@
 """How long the host takes for a decode step beside the graphs' replays.
 
-A step as a worker has it, over the worker's own runner, with graphs that do nothing: what is left
-is choosing the bucket, filling the inputs, planning attention, and taking the results. On the CPU
-copies between host and device are copies in memory and events are nothing; on a GPU the launches
-of two replays and two copies come on top. What runs here says so in its name.
+A step as a worker has it, over the worker's own runner and a model of one layer. On a GPU what is
+counted is all but the wait for the device: launches and copies are in it. On the CPU graphs do
+nothing, copies are copies in memory and events are nothing: what is left is choosing the bucket,
+filling the inputs, planning attention and taking the results. What stands for something else says
+so in its name.
 
 Used by the checks of a device; knows no server.
 """
@@ -17,16 +18,25 @@ from typing import Final
 import numpy as np
 import torch
 
+from trserve.models.assembly import assemble
 from trserve.models.cuda.attention import BatchGeometry, PagedLayers
 from trserve.models.cuda.attention_plan import PlanArrays, memory_size
 from trserve.models.cuda.decoder import CudaDecoder
 from trserve.models.cuda.weights import device_caches
-from trserve.models.dummy import dummy_decoder
+from trserve.models.dummy import dummy_source
 from trserve.models.spec import ModelSpec, spec_from_config
 from trserve.router_lib.base import BaseRouter, RouterContext
 from trserve.router_lib.uncertainty import Entropy
 from trserve.workers.cuda.buckets import PIECES
-from trserve.workers.cuda.graphs import Graph, NoGraphsOnCpu, ReplayOnCpu, Work
+from trserve.workers.cuda.create import assemble_runner
+from trserve.workers.cuda.graphs import (
+    Graph,
+    GraphDevice,
+    NoGraphsOnCpu,
+    ReplayOnCpu,
+    Work,
+    graph_device,
+)
 from trserve.workers.cuda.runner import CudaRunner, RunnerLimits
 from trserve.workers.in_step import StepAsk
 from trserve.workers.row_sampling import greedy
@@ -35,14 +45,20 @@ from trserve.workers.step import StepInputs
 _BLOCK: Final = 16
 _ROW_TOKENS: Final = 4096
 _MAX_TOKENS: Final = 2048
+_VOCAB: Final = 512
+_CPU: Final = torch.device("cpu")
 _CONTEXT: Final = 1000
 """Tokens of each row when the measurement begins."""
 
 
 @dataclass(frozen=True)
 class HostTime:
-    """Microseconds of a step over ``rows`` rows: the median, and that of the slowest in 100."""
+    """Microseconds of a step over ``rows`` rows: the median, and that of the slowest in 100.
 
+    ``where`` names the graphs.
+    """
+
+    where: str
     rows: int
     steps: int
     p50_us: float
@@ -89,35 +105,69 @@ class PlannedAttention:
         out.zero_()
 
 
-def measure_host_time(rows: int = 8, steps: int = 2000, *, max_rows: int = 64) -> HostTime:
+class TimedWaits:
+    """``inner``, and how long was waited for it.
+
+    Attributes:
+        waited_ns: in all.
+    """
+
+    def __init__(self, inner: GraphDevice) -> None:
+        self._inner = inner
+        self.name = inner.name
+        self.graph = inner.graph
+        self.submitted = inner.submitted
+        self.synchronize = inner.synchronize
+        self.waited_ns = 0
+
+    def wait(self) -> None:
+        """As ``inner``'s."""
+        began = time.perf_counter_ns()
+        self._inner.wait()
+        self.waited_ns += time.perf_counter_ns() - began
+
+
+def measure_host_time(
+    rows: int = 8, steps: int = 2000, *, max_rows: int = 64, device: torch.device = _CPU
+) -> HostTime:
     """Host time of decode steps over ``rows`` rows whose requests stay the same."""
-    runner, step = _runner(max_rows), _step(rows, max_rows)
+    timed = TimedWaits(EmptyGraphsOnCpu() if device.type == "cpu" else graph_device(device))
+    runner, step = _runner(max_rows, device, timed), _step(rows, max_rows)
+    runner.prepare(_router())
     sampling = greedy(rows)
     sampling.positions = step.kv_len[:rows]
     bounds = np.full(rows, 0.5, np.float32)
     ids = np.zeros(rows, np.int64)
     took = np.empty(steps)
     for number in range(-steps // 10, steps):
-        began = time.perf_counter_ns()
+        began, waited = time.perf_counter_ns(), timed.waited_ns
         step.advance_decode_rows(ids)
         output = runner.decide(step, StepAsk(sampling, bounds))
-        took[max(number, 0)] = time.perf_counter_ns() - began
+        took[max(number, 0)] = time.perf_counter_ns() - began - (timed.waited_ns - waited)
         assert output.destinations is not None
+    runner.close()
     p50, p99 = np.percentile(took, [50, 99]) / 1e3
-    return HostTime(rows, steps, float(p50), float(p99))
+    return HostTime(timed.name, rows, steps, float(p50), float(p99))
 
 
-def _runner(max_rows: int) -> CudaRunner:
-    spec = _tiny_spec()
-    router = _router(spec)
-    decoder = dummy_decoder(spec, dtype=torch.float32)
+def _runner(max_rows: int, device: torch.device, graphs: GraphDevice) -> CudaRunner:
+    spec, dtype = _tiny_spec(), torch.float32 if device.type == "cpu" else torch.bfloat16
+    decoder = assemble(spec, dummy_source(spec, dtype=dtype, device=device))
+    limits = RunnerLimits(max_rows, _MAX_TOKENS, frozenset(PIECES))
     num_blocks = max_rows * _ROW_TOKENS // _BLOCK
+    if device.type != "cpu":
+        return assemble_runner(
+            decoder,
+            num_blocks=num_blocks,
+            block_size=_BLOCK,
+            limits=limits,
+            row_tokens=_ROW_TOKENS,
+            model=0,
+            tokenizer_size=spec.vocab_size,
+            graphs=graphs,
+        )
     caches = device_caches(
-        spec,
-        num_blocks=num_blocks,
-        block_size=_BLOCK,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+        spec, num_blocks=num_blocks, block_size=_BLOCK, dtype=dtype, device=device
     )
     paged = PagedLayers(
         layers=caches,
@@ -126,18 +176,16 @@ def _runner(max_rows: int) -> CudaRunner:
         max_tokens=_MAX_TOKENS,
         max_blocks_per_row=_ROW_TOKENS // _BLOCK,
     )
-    runner = CudaRunner(
+    return CudaRunner(
         CudaDecoder(decoder, max_positions=_ROW_TOKENS),
         caches,
         PlannedAttention(paged),
         decoder.lm_head(spec.vocab_size),
-        EmptyGraphsOnCpu(),
-        RunnerLimits(max_rows, _MAX_TOKENS, frozenset(PIECES)),
+        graphs,
+        limits,
         model=0,
         tokenizer_size=spec.vocab_size,
     )
-    runner.prepare(router)
-    return runner
 
 
 def _step(rows: int, max_rows: int) -> StepInputs:
@@ -153,22 +201,22 @@ def _step(rows: int, max_rows: int) -> StepInputs:
     return step
 
 
-def _router(spec: ModelSpec) -> BaseRouter:
+def _router() -> BaseRouter:
     config = {parameter.name: parameter.default for parameter in Entropy.parameters}
-    return Entropy(RouterContext(0, ("small", "large"), spec.vocab_size, config))
+    return Entropy(RouterContext(0, ("small", "large"), _VOCAB, config))
 
 
 def _tiny_spec() -> ModelSpec:
     """One layer: what the model is makes no difference to the host."""
     config = {
         "architectures": ["Qwen3ForCausalLM"],
-        "vocab_size": 512,
+        "vocab_size": _VOCAB,
         "hidden_size": 64,
         "intermediate_size": 64,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 32,
+        "head_dim": 64,
         "max_position_embeddings": _ROW_TOKENS,
     }
     return spec_from_config(config, {}, source="the measurement's own model")
