@@ -219,6 +219,8 @@ def _batch_threshold(config: LaunchConfig, members: Sequence[Member]) -> list[in
 def choose_device(config: LaunchConfig) -> str:
     """The device that ``--device`` means. ModelUnavailableError where it is not here."""
     device, profile = config.placement.device, config.placement.profile
+    if device != GPU_DEVICE:
+        refuse_without_gpus(config)
     if device == "emulated":
         return device
     if profile:
@@ -226,7 +228,6 @@ def choose_device(config: LaunchConfig) -> str:
     if device == GPU_DEVICE:
         check_torch_for_gpus()
         return device
-    refuse_without_gpus(config)
     return "cpu" if device == "auto" else device
 
 

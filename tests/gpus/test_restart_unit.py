@@ -11,11 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.gateway.stack import new_plan
 from tests.launcher.test_workforce import NoProcess, Scene
 from trserve.children import Child
+from trserve.errors import StartupError
 from trserve.gpus import side
 from trserve.gpus.plan import GpuPlan
 from trserve.gpus.programs import DriverError
@@ -33,6 +35,10 @@ SHARED = GpuPlan(
     percentages=[100, 100],
     memory_limits=[2**30, 0],
 )
+
+
+def asked(mps: str) -> GpuPlan:
+    return msgspec.structs.replace(SHARED, mps=mps)
 
 
 class EmulatedDaemon:
@@ -192,9 +198,7 @@ def test_a_daemon_that_does_not_come_back(
     new_scene: NewScene, daemons: list[EmulatedDaemon], monkeypatch, mps: str
 ) -> None:
     """With auto the workers go on without, each on its own from then on."""
-    scene = new_scene(
-        gpu=GpuPlan(**{f: getattr(SHARED, f) for f in SHARED.__struct_fields__} | {"mps": mps})
-    )
+    scene = new_scene(gpu=asked(mps))
     daemons[0].well = False
     monkeypatch.setattr(EmulatedDaemon, "refuses", True)
     cause = both_die(scene, 0.0)
@@ -207,6 +211,21 @@ def test_a_daemon_that_does_not_come_back(
         scene.serve(child)
     scene.force.replace(scene.started[-1], 1.0)
     assert scene.process(-2).kills == 0
+
+
+@pytest.mark.parametrize("mps", ["auto", "on"])
+def test_a_daemon_that_cannot_be_had_at_the_start(
+    new_scene: NewScene, monkeypatch, mps: str
+) -> None:
+    monkeypatch.setattr(EmulatedDaemon, "refuses", True)
+    if mps == "on":
+        with pytest.raises(StartupError, match=r"--mps on: .*EMULATED: no") as said:
+            new_scene(gpu=asked(mps))
+        assert said.value.exit_code == 3
+        return
+    scene = new_scene(gpu=asked(mps))
+    assert "take turns" in scene.notes[0]
+    assert scene.force.serve_message()["mps"] == [("unavailable", "EMULATED: no")] * 2
 
 
 def test_a_daemon_that_ends_is_noticed_and_its_workers_go_on(
@@ -226,9 +245,7 @@ def test_a_daemon_that_ends_is_noticed_and_its_workers_go_on(
 
 @pytest.mark.parametrize("mps", ["auto", "on"])
 def test_a_worker_that_does_not_use_the_daemon(new_scene: NewScene, mps: str) -> None:
-    scene = new_scene(
-        gpu=GpuPlan(**{f: getattr(SHARED, f) for f in SHARED.__struct_fields__} | {"mps": mps})
-    )
+    scene = new_scene(gpu=asked(mps))
     both_die(scene, 0.0)
     child = scene.started[-1]
     scene.force.on_hello(child)

@@ -153,6 +153,8 @@ def test_two_models_are_stitched_and_any_other_number_is_not(pair: tuple[str, st
         ({"router": "nonsense"}, r"--router nonsense.*known"),
         ({"router_config": (("eta", "0.5"),)}, r"--router-config.*'eta'.*tau"),
         ({"router_config": (("tau", "2"),)}, r"--router-config.*tau"),
+        ({"gpus": ((0,), (0,)), "device": "cpu"}, r"--gpus 0/0: is for --device cuda, not cpu"),
+        ({"mps": "on", "device": "cpu"}, r"--mps on: is for --device cuda"),
         ({"router_config": (("tau", "x"),)}, r"--router-config tau=x"),
         ({"router_config": (("tau", "nan"),)}, r"--router-config.*tau"),
         ({"max_model_len": 129}, r"--max-model-len 129.*small.*128"),
