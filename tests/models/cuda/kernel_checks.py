@@ -150,10 +150,10 @@ def _check_sample(rows, vocab, filters, device, seed) -> None:
 
 def _check_thresholds(logits, vocab, best, temperatures, filters) -> None:
     """The lowest weights to keep of the rows that draw."""
-    from trserve.models.cuda import kernels_sampling
+    from trserve.models.cuda import kernels_filters
 
-    rows = kernels_sampling.Rows.of(logits, vocab, best.largest, temperatures)
-    found = kernels_sampling.thresholds(rows, filters)
+    rows = kernels_filters.Rows.of(logits, vocab, best.largest, temperatures)
+    found = kernels_filters.thresholds(rows, filters)
     weights = ((logits[:, :vocab] - best.largest[:, None]).double() / temperatures[:, None]).exp()
     expected = reference.thresholds(weights, filters)
     drawn = (best.finite > 0) & (temperatures > 0)

@@ -80,11 +80,11 @@ CASES = {
             {},
         )
     ],
-    "kernels_sampling.select_kernel": [
+    "kernels_filters.select_kernel": [
         ({**SAMPLING, **SELECTING}, {**PARTS, "PASS": number, "BY_WEIGHT": by_weight}, {})
         for number, by_weight in ((0, True), (1, False), (1, True), (7, True))
     ],
-    "kernels_sampling.threshold_kernel": [
+    "kernels_filters.threshold_kernel": [
         ({**SAMPLING, "histogram": F64, "states": F64, "out": F64}, {**PARTS, "BY_WEIGHT": by}, {})
         for by in (True, False)
     ],
@@ -113,9 +113,15 @@ def kernels():
     """Every kernel of the modules, by module and name."""
     import triton
 
-    from trserve.models.cuda import kernels, kernels_attention, kernels_logits, kernels_sampling
+    from trserve.models.cuda import (
+        kernels,
+        kernels_attention,
+        kernels_filters,
+        kernels_logits,
+        kernels_sampling,
+    )
 
-    modules = (kernels, kernels_attention, kernels_logits, kernels_sampling)
+    modules = (kernels, kernels_attention, kernels_filters, kernels_logits, kernels_sampling)
     return {
         f"{module.__name__.rpartition('.')[2]}.{name}": kernel
         for module in modules
