@@ -134,7 +134,7 @@ def test_three_deaths_in_a_minute_end_the_server():
         assert not server.wait_gone()
 
 
-@pytest.mark.parametrize("model", [0, 1])
+@pytest.mark.parametrize("model", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_dies_with_it_is_replaced_too(model):
     """The next gateway was not there to be told: it finds the worker's state in the slab."""
     with Server(["--device", "cpu", "--max-requests", "16"]) as server:

@@ -69,7 +69,7 @@ def test_requests_wait_while_a_worker_is_restarted():
         assert value(scrape(server), "worker_restarts_total", model=server.models[1]) == 1
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_model_that_is_left_goes_on(lost):
     with Server(["--device", "cpu", "--on-peer-loss", "degrade"]) as server:
         names, left = server.models, 1 - lost

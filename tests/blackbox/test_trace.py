@@ -127,6 +127,7 @@ def test_without_a_server():
     assert "no server" in refused(3)
 
 
+@pytest.mark.slow
 def test_of_two_servers_one_must_be_named(server, tmp_path):
     env = {"TMPDIR": str(server.runtime)}
     with Server(["--device", "cpu"], runtime=server.runtime) as second:

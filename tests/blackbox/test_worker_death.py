@@ -41,7 +41,7 @@ def body(stream: bool) -> dict[str, object]:
     return {"model": "trserve", "prompt": [5] * 8, "stream": stream} | lengths | router
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["slm", "llm"])
+@pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["slm", "llm"])
 def test_every_client_is_told_and_the_server_ends(which):
     with Server(["--device", "cpu"]) as server:
         kill(server, which, times=2)

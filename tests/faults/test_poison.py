@@ -41,7 +41,9 @@ def restarts(server: Server, expected: int) -> int:
     )
 
 
-@pytest.mark.parametrize("token", [IN_ROUTE, IN_RECEIVE], ids=["route", "receive"])
+@pytest.mark.parametrize(
+    "token", [IN_ROUTE, pytest.param(IN_RECEIVE, marks=pytest.mark.slow)], ids=["route", "receive"]
+)
 def test_only_the_poison_ends(token: int) -> None:
     bodies = [body(number) for number in range(STREAMS)]
     with Server(ARGS) as server:

@@ -30,7 +30,7 @@ GOES_ON_S = {1: 5.0, 2: 15.0}
 VICTIMS = {"slm": (0,), "llm": (1,), "both": (0, 1)}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_streams_survive_their_workers(seed: int) -> None:
     survive(seed, streams=12)
 

@@ -235,7 +235,9 @@ class Jump:
         return self.journeys[self.clock.last_ms >= self.at_ms].step(model)
 
 
-@pytest.mark.parametrize(("p", "n"), [(0.35, 4), (0.05, 8), (0.6, 2)])
+@pytest.mark.parametrize(
+    ("p", "n"), [(0.35, 4), pytest.param(0.05, 8, marks=pytest.mark.slow), (0.6, 2)]
+)
 def test_in_the_loop_it_reaches_97_percent_of_the_best(p, n):
     auto, system = Auto(n), r2r(p)
     simulate(system, n, ThresholdTable.eager(2), MarkovSource(system, 1), seconds=70, control=auto)
@@ -244,7 +246,9 @@ def test_in_the_loop_it_reaches_97_percent_of_the_best(p, n):
     assert auto.rate(10, 70) >= 0.98 * best.eager_tokens_per_s
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.05, 0.6), (0.6, 0.05)])
+@pytest.mark.parametrize(
+    ("before", "after"), [pytest.param(0.05, 0.6, marks=pytest.mark.slow), (0.6, 0.05)]
+)
 def test_in_the_loop_it_follows_a_jump_of_p(before, after):
     auto = Auto(8)
     source = Jump(before, after, auto, 15)

@@ -30,7 +30,12 @@ def check_follows(watched, begin_s, p, live):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "live"), [(0.05, 0.6, 2), (0.05, 0.6, 16), (0.6, 0.05, 16)]
+    ("before", "after", "live"),
+    [
+        (0.05, 0.6, 2),
+        pytest.param(0.05, 0.6, 16, marks=pytest.mark.slow),
+        (0.6, 0.05, 16),
+    ],
 )
 def test_p_jumps(watched, before, after, live):
     watched.run(r2r(before), live, 12)
@@ -39,7 +44,13 @@ def test_p_jumps(watched, before, after, live):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "p"), [(16, 2, 0.35), (16, 2, 0.6), (2, 16, 0.05), (2, 16, 0.35)]
+    ("before", "after", "p"),
+    [
+        (16, 2, 0.35),
+        pytest.param(16, 2, 0.6, marks=pytest.mark.slow),
+        (2, 16, 0.05),
+        pytest.param(2, 16, 0.35, marks=pytest.mark.slow),
+    ],
 )
 def test_the_number_of_requests_jumps(watched, before, after, p):
     watched.run(r2r(p), before, 12)
@@ -47,7 +58,9 @@ def test_the_number_of_requests_jumps(watched, before, after, p):
     check_follows(watched, 12, p, after)
 
 
-@pytest.mark.parametrize(("p", "live"), [(0.2, 4), (0.35, 8), (0.05, 16)])
+@pytest.mark.parametrize(
+    ("p", "live"), [pytest.param(0.2, 4, marks=pytest.mark.slow), (0.35, 8), (0.05, 16)]
+)
 def test_from_a_cold_start_it_is_never_below_eager_and_then_near_the_best(watched, p, live):
     system = r2r(p)
     watched.run(system, live, 40)
