@@ -18,6 +18,7 @@ from trserve.config_show import config_command
 from trserve.doctor.options import doctor_command
 from trserve.edge.keys_command import edge_command
 from trserve.edge.onnx.options import export_onnx_command
+from trserve.edge.options import edge_device_command
 from trserve.exits import one_line_errors
 from trserve.launch_options import TopicsCommand, launch_options, settings_of
 from trserve.planning.options import plan_command
@@ -133,7 +134,7 @@ PURPOSES: Final[dict[str, list[click.Command]]] = {
         convert_router_command(),
     ],
     "Scheduling": [plan_command()],
-    "Other hosts": [export_onnx_command()],
+    "Other hosts": [edge_device_command(), export_onnx_command()],
     "This command": [completion_command()],
 }
 """The commands that the help shows, by what they are for."""

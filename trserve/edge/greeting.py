@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from trserve.plan import ServerPlan
 
 MAX_MODELS: Final = 64
+UNNAMED: Final = "cloud"
+"""What a home calls a far model whose name nobody told it."""
+
 T = TypeVar("T")
 
 
@@ -129,7 +132,7 @@ def mismatch(hello: Hello, own: Side, facts: Sequence[RemoteFacts | None]) -> st
     if fact is None:
         return f"it wants model {hello.model}, which is a placeholder here ({_list(own.models)})"
     for index, each in enumerate(facts):
-        if each and canonical(theirs.models[index]) != canonical(own.models[index]):
+        if each and not _same(theirs.models[index], own.models[index]):
             return (
                 f"its model {index} is {theirs.models[index]!r}, this side's is "
                 f"{own.models[index]!r}; the order of --models counts"
@@ -150,6 +153,10 @@ def mismatch(hello: Hello, own: Side, facts: Sequence[RemoteFacts | None]) -> st
             f"{fact.max_model_len}: start it with --max-model-len {fact.max_model_len}"
         )
     return None
+
+
+def _same(theirs: str, own: str) -> bool:
+    return theirs == UNNAMED or canonical(theirs) == canonical(own)
 
 
 def _list(names: Sequence[str]) -> str:

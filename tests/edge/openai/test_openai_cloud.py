@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tests.edge.openai.visits import END, visit
-from tests.serverproc import Server
 from trserve.edge.cloud import STAYS
 from trserve.edge.openai_cloud import OpenAiCloud, check_router, read_key
 from trserve.edge.openai_wire import Dialect
@@ -327,12 +326,6 @@ def test_trserve_as_the_server_writes_what_it_would_have_written(trserve, dialec
         assert row[40:] == whole
     finally:
         cloud.close()
-
-
-@pytest.fixture(scope="module")
-def trserve():
-    with Server(["--models", "small", "--device", "cpu"]) as server:
-        yield server
 
 
 def test_an_agent_waits_on_the_descriptor_alone(stub, cloud):
