@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.ipc.device.worlds import WORLDS
 from tests.ipc.memory import memory
 from tests.ipc.socket_medium import SocketMedium
 from trserve.ipc.baton import MAX_HOP
@@ -40,7 +41,7 @@ def sockets() -> Iterator[Medium]:
         medium.close()
 
 
-MEDIA = {"shm": shm, "sockets": sockets}
+MEDIA = {"shm": shm, "sockets": sockets, **WORLDS}
 DESCRIPTORS = st.builds(
     Descriptor,
     st.sampled_from(Kind),

@@ -12,7 +12,6 @@ import struct
 import threading
 import time
 
-from trserve.ipc.device.api import GRANULE
 from trserve.ipc.device.communicator import MESSAGE_BYTES, UNIQUE_ID_BYTES
 from trserve.ipc.device.cpu_device import CpuDevice
 from trserve.ipc.device.memory_file import MemoryFile, Place
@@ -35,7 +34,7 @@ class EmulatedCommunicators:
         self.files.append(MemoryFile.create("emulated-nccl", 4 * 4096))
         return _PLACE.pack(*self.files[-1].place).ljust(UNIQUE_ID_BYTES, b"\0")
 
-    def join(self, unique_id: bytes, rank: int) -> EmulatedCommunicator:
+    def join(self, unique_id: bytes, rank: int, buffer: int) -> EmulatedCommunicator:
         place = Place(*_PLACE.unpack_from(unique_id))
         own = [file for file in self.files if file.place == place]
         file = own[0] if own else MemoryFile.open(place)
@@ -45,18 +44,18 @@ class EmulatedCommunicators:
             if time.monotonic() > deadline:
                 raise RuntimeError("the other rank never joined")
             time.sleep(_NAP_S)
-        return EmulatedCommunicator(self._api, file)
+        return EmulatedCommunicator(self._api, file, buffer)
 
 
 class EmulatedCommunicator:
-    def __init__(self, api: CpuDevice, file: MemoryFile) -> None:
+    def __init__(self, api: CpuDevice, file: MemoryFile, buffer: int) -> None:
         self._api = api
         self._file = file
         self._words = file.words
         self._aborted = False
         self._busy = False
         self._count = 0
-        self.buffer = api.allocate(GRANULE)
+        self.buffer = buffer
 
     def send(self, message: bytes) -> None:
         assert len(message) == MESSAGE_BYTES

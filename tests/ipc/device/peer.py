@@ -33,13 +33,13 @@ from trserve.ipc.slab import Slab
 
 GIVE_UP_S = 60.0
 MEDIA: dict[str, Callable[[Slab, int, CpuDevice], SuffixMedium]] = {
-    "emulated-device": InboxMedium,
-    "emulated-device-host-mapped": HostMappedMedium,
+    "emulated-cuda_ipc": InboxMedium,
+    "emulated-host_mapped": HostMappedMedium,
     "emulated-nccl": lambda slab, index, api: NcclMedium(
         slab, index, api, EmulatedCommunicators(api), timeout_s=1.0
     ),
 }
-CONTRACT = ("emulated-device", "emulated-device-host-mapped")
+CONTRACT = ("emulated-cuda_ipc", "emulated-host_mapped")
 
 
 def say(message: Any) -> None:

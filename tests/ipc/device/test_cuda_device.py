@@ -37,11 +37,11 @@ def ptx(tmp_path_factory):
     source = folder / "kernels.cu"
     source.write_text(SOURCE)
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
-    made = folder / "kernels.fatbin"
-    subprocess.run([NVCC, *targets, "-fatbin", source, "-o", made], check=True, timeout=120)
-    assert made.stat().st_size
-    text = folder / "kernels.ptx"
-    subprocess.run([NVCC, "-arch=sm_90", "-ptx", source, "-o", text], check=True, timeout=120)
+    command = [NVCC, *targets, "-fatbin", source, "--keep", "--keep-dir", folder]
+    subprocess.run(command, check=True, timeout=120, cwd=folder)
+    cubins = sorted(path.name for path in folder.glob("*.cubin"))
+    assert len(cubins) == len(ARCHITECTURES), cubins
+    (text,) = folder.glob("*90*.ptx")
     return text.read_text()
 
 

@@ -1,6 +1,6 @@
 """Every medium that moves suffixes, with a process on either side.
 
-``emulated-device`` is the inbox over memory of another process; ``emulated-device-host-mapped``
+``emulated-cuda_ipc`` is the inbox over memory of another process; ``emulated-host_mapped``
 registers the slab's rows. Those of a GPU are checked by ``bench/gpu_check.py`` and skip here.
 """
 
@@ -15,6 +15,7 @@ import pytest
 from tests.ipc.device.peer import CONTRACT, GIVE_UP_S, MEDIA, hand_over, look, token
 from tests.ipc.device.processes import introduce, memory, receiver_of, sender_of
 from trserve.ipc.baton import Finish, SlotState, pack
+from trserve.ipc.device.api import Piece, sync
 from trserve.ipc.device.cpu_device import CpuDevice
 from trserve.ipc.device.cuda_device import why_unavailable
 from trserve.ipc.device.inbox import MAX_IDS
@@ -29,7 +30,7 @@ NAMES = CONTRACT
 
 def expected_taken(first, last, name, slots, row):
     """How many of the suffixes of generations ``first`` to ``last`` are pushed."""
-    if name != "emulated-device":
+    if name != "emulated-cuda_ipc":
         return last - first
     taken = 0
     for gen in range(first, last):
@@ -64,23 +65,21 @@ def test_soak_between_two_processes(name, full):
     taken = expected_taken(1, total + 1, name, 8, 256)
     assert (seen["received"], seen["wrong"]) == (total, 0)
     assert seen["taken"] == taken > total // 3
-    assert name != "emulated-device" or pushed == taken
+    assert name != "emulated-cuda_ipc" or pushed == taken
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("after_s", [0.003, 0.02, 0.05])
-def test_a_producer_killed_in_mid_push_leaves_nothing_wrong_and_its_successor_goes_on(
-    name, after_s
-):
+@pytest.mark.parametrize("after", [17, 500])
+def test_a_producer_killed_in_mid_push_leaves_nothing_wrong_and_its_successor_goes_on(name, after):
     with world(name) as (shared, slab, api, medium):
         receiver = medium.receiver(0, 1)
         sender = sender_of(shared, name, 1, 10**6)
         introduce(medium, sender)
         sender.tell("go")
-        seen = look(slab, medium, api, receiver, 10**6, after_s)
+        seen = look(slab, medium, api, receiver, after)
         sender.kill()
         rest = look(slab, medium, api, receiver, 10**6, 0.01)
-        assert seen["received"] > 0 == seen["wrong"] == rest["wrong"]
+        assert (seen["last"] >= after, seen["wrong"], rest["wrong"]) == (True, 0, 0)
         for slot in range(8):
             slab.baton[slot] = 0  # as the launcher has it given back
         sender = sender_of(shared, name, 10**6 + 1, 10**6 + 101)
@@ -176,6 +175,9 @@ def test_before_and_after_they_know_each_other():
         ids = memoryview(api.read(view.pointer, 20)).cast("i").tolist()
         assert ids == [token(2, at) for at in range(10, 15)]
         assert media[0].take(0, 2, 15, 10) is None, "it is in the other's inbox"
+        out = api.allocate(2 << 20)
+        assert media[1].collect([Piece(view.pointer, out + 8, view.count)])
+        assert api.read(out + 8, 20) == api.read(view.pointer, 20)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -303,7 +305,6 @@ def test_the_view_goes_back_to_what_the_receiver_has_computed():
 
 @pytest.mark.skipif(bool(why_unavailable()), reason=f"no device: {why_unavailable()}")
 def test_a_cuda_device_pushes_and_collects_in_one_process():
-    from trserve.ipc.device.api import Piece, sync
     from trserve.ipc.device.cuda_device import CudaDevice
 
     with memory(slots=4, row_tokens=256) as shared:

@@ -49,8 +49,8 @@ class Communicators(Protocol):
     def unique_id(self) -> bytes:
         """What both ranks must know: :data:`UNIQUE_ID_BYTES` bytes."""
 
-    def join(self, unique_id: bytes, rank: int) -> Communicator:
-        """Blocks until the other rank has joined."""
+    def join(self, unique_id: bytes, rank: int, buffer: int) -> Communicator:
+        """Blocks until the other rank has joined; ``buffer`` is for its messages alone."""
 
 
 class Guarded:

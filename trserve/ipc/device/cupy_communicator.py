@@ -8,10 +8,11 @@ Knows no slots and no protocol.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any, Final
 
-from trserve.ipc.device.api import GRANULE, DeviceError
+from trserve.ipc.device.api import DeviceError
 from trserve.ipc.device.communicator import MESSAGE_BYTES, UNIQUE_ID_BYTES
 from trserve.ipc.device.cuda_device import CudaDevice
 
@@ -51,17 +52,17 @@ class CupyCommunicators:
             raise DeviceError(f"NCCL's unique id has {len(found)} bytes, not {UNIQUE_ID_BYTES}")
         return found
 
-    def join(self, unique_id: bytes, rank: int) -> CupyCommunicator:
+    def join(self, unique_id: bytes, rank: int, buffer: int) -> CupyCommunicator:
         """Blocks until the other rank joins; in the thread that will use it."""
         self._device.bind_thread()
         made = self._nccl.NcclCommunicator(_RANKS, unique_id, rank)
-        return CupyCommunicator(self._device, self._nccl, made, peer=1 - rank)
+        return CupyCommunicator(self._nccl, made, 1 - rank, buffer)
 
 
 class CupyCommunicator:
     """One rank; see ``communicator.Communicator``."""
 
-    def __init__(self, device: CudaDevice, nccl: Any, made: Any, peer: int) -> None:
+    def __init__(self, nccl: Any, made: Any, peer: int, buffer: int) -> None:
         import cupy
 
         self._rt = cupy.cuda.runtime
@@ -70,16 +71,14 @@ class CupyCommunicator:
         self._peer = peer
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._event = self._rt.eventCreateWithFlags(_NO_TIMING)
-        self.buffer = device.allocate(GRANULE)
-        self._staging = self._rt.hostAlloc(MESSAGE_BYTES, 0)
+        self.buffer = buffer
+        self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
 
     def send(self, message: bytes) -> None:
         """Copy to the device, then send, both in stream order."""
-        import ctypes
-
-        ctypes.memmove(self._staging, message, MESSAGE_BYTES)
-        stream = self._stream.ptr
-        self._rt.memcpyAsync(self.buffer, self._staging, MESSAGE_BYTES, _HOST_TO_DEVICE, stream)
+        self._message.raw = message
+        source, stream = ctypes.addressof(self._message), self._stream.ptr
+        self._rt.memcpyAsync(self.buffer, source, MESSAGE_BYTES, _HOST_TO_DEVICE, stream)
         self._made.send(self.buffer, MESSAGE_BYTES, self._int8, self._peer, stream)
         self._rt.eventRecord(self._event, stream)
 

@@ -15,28 +15,20 @@ is the acquire. Knows no CUDA.
 
 from __future__ import annotations
 
-from typing import Final
-
 from trserve.ipc.baton import LENGTH_SHIFT
 from trserve.ipc.device.api import PAGE_BYTES, DeviceApi
+from trserve.ipc.device.choice import HOST_MAPPED
 from trserve.ipc.device.inbox import DeviceView
-from trserve.ipc.device.medium import RingsOnly
+from trserve.ipc.device.medium import RingsOnly, name_over
 from trserve.ipc.slab import Slab
-
-NAMES: Final = {"cuda": "host_mapped"}
-
-
-def pinned_bytes(slab_rows: int, row_tokens: int) -> int:
-    """Host memory that registering so many rows keeps resident, in each process the same pages."""
-    return 4 * slab_rows * row_tokens
 
 
 class HostMappedMedium(RingsOnly):
     """The links of worker ``index``. DeviceError if the system will not register the rows."""
 
     def __init__(self, slab: Slab, index: int, api: DeviceApi) -> None:
-        super().__init__(slab, index)
-        self.name = NAMES.get(api.name, f"{api.name}-host-mapped")
+        super().__init__(slab, index, api)
+        self.name = name_over(api, HOST_MAPPED)
         self._api = api
         rows = slab.tokens
         first = int(rows.ctypes.data)
@@ -56,11 +48,11 @@ class HostMappedMedium(RingsOnly):
         if not 0 <= start < length <= self._slab.layout.row_tokens:
             return None
         pointer = self._rows + slot * self._row_bytes + 4 * start
-        return DeviceView(pointer, length - start, slot, gen)
+        return DeviceView(pointer, length - start, -1 - slot, gen)
 
     def holds(self, view: DeviceView) -> bool:
         """Rows only grow: as long as the generation is the same, what was seen is there."""
-        return self._slab.gen[view.notice] == view.seq
+        return view.notice < 0 and self._slab.gen[-1 - view.notice] == view.seq
 
     def close(self) -> None:
         """Unregister, before the slab is unmapped."""

@@ -80,7 +80,7 @@ class DeviceView:
 
     Attributes:
         pointer: device pointer of int32 [count].
-        notice: index of the notice's ``seq`` word; -1 where there is none.
+        notice: index of the notice's ``seq`` word; negative for a view of the row itself.
         seq: what it was.
     """
 
@@ -206,7 +206,7 @@ class InboxReader:
 
     def holds(self, view: DeviceView) -> bool:
         """Whether what was taken is still what lies there."""
-        return self._notices[view.notice] == view.seq
+        return view.notice >= 0 and self._notices[view.notice] == view.seq
 
     def _look(
         self, producer: int, slot: int, gen: int, length: int, start: int

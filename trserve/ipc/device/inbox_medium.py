@@ -9,7 +9,7 @@ Restarts. A worker that starts anew offers a new inbox (its old one is gone), an
 gets an offer of a life that it did not know answers with its own offer, under a new epoch, so that
 nothing that the dead one pushed counts. Offers may come twice, late, or in any order.
 
-The same class over ``CpuDevice`` is the medium ``emulated-device``. Knows no CUDA.
+The same class over ``CpuDevice`` is the medium ``emulated-cuda_ipc``. Knows no CUDA.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from trserve.ipc.device.api import DeviceApi, DeviceError, Push, sync
+from trserve.ipc.device.choice import CUDA_IPC
 from trserve.ipc.device.inbox import DeviceView, InboxLayout, Suffix, encode, next_seq
 from trserve.ipc.device.medium import (
     OFFER,
@@ -26,6 +27,7 @@ from trserve.ipc.device.medium import (
     Offer,
     RingsOnly,
     SuffixFinder,
+    name_over,
     new_life,
     say_once,
 )
@@ -33,9 +35,6 @@ from trserve.ipc.device.memory_file import MemoryFile, Place
 from trserve.ipc.publish import LinkSender
 from trserve.ipc.rings import Descriptor
 from trserve.ipc.slab import Slab
-
-NAMES: Final = {"cuda": "cuda_ipc"}
-"""What the medium is called over which device; over any other it is called after the device."""
 
 _CLOSE_TIMEOUT_S: Final = 1.0
 """How long the last copies to a peer that was replaced may take: they are small, but a GPU without
@@ -134,8 +133,8 @@ class InboxMedium(RingsOnly):
     def __init__(
         self, slab: Slab, index: int, api: DeviceApi, peers: Collection[int] | None = None
     ) -> None:
-        super().__init__(slab, index)
-        self.name = NAMES.get(api.name, api.name)
+        super().__init__(slab, index, api)
+        self.name = name_over(api, CUDA_IPC)
         self._api = api
         others = [w for w in range(slab.layout.workers) if w != index]
         self._peers = [w for w in others if peers is None or w in peers]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from trserve.ipc.baton import HOP_MASK, LENGTH_SHIFT
-from trserve.ipc.device.api import PAGE_BYTES, DeviceApi
+from trserve.ipc.device.api import PAGE_BYTES, DeviceApi, Piece
 from trserve.ipc.device.inbox import MAX_IDS, DeviceView, InboxLayout, InboxReader, Suffix
 from trserve.ipc.device.memory_file import MemoryFile
 from trserve.ipc.layout import WORKER_WORDS, Layout
@@ -30,6 +30,8 @@ Offer = dict[str, Any]
 hands it to worker ``to`` as it is."""
 
 OFFER: Final = "link_offer"
+CUDA: Final = "cuda"
+EMULATED: Final = "emulated-"
 _STATUS: Final = WORKER_WORDS.index("status")
 
 
@@ -60,6 +62,12 @@ class SuffixMedium(Protocol):
     def holds(self, view: DeviceView) -> bool:
         """Whether what a view shows has not been written since."""
 
+    def collect(self, pieces: Sequence[Piece], stream: int = 0) -> bool:
+        """Copy views to where a step reads its ids, on the step's stream (its pointer).
+
+        False if the device is behind, or there is none: take them from the row.
+        """
+
     def close(self) -> None:
         """Close what belongs to others. Own memory goes with the process: others may have it."""
 
@@ -69,9 +77,10 @@ class RingsOnly:
 
     name = "shm"
 
-    def __init__(self, slab: Slab, index: int) -> None:
+    def __init__(self, slab: Slab, index: int, api: DeviceApi | None = None) -> None:
         self._slab = slab
         self._index = index
+        self._device = api
         self._rings = ShmMedium(slab)
 
     def sender(self, producer: int, consumer: int) -> LinkSender:
@@ -97,6 +106,10 @@ class RingsOnly:
     def holds(self, view: DeviceView) -> bool:
         """There are no views."""
         return False
+
+    def collect(self, pieces: Sequence[Piece], stream: int = 0) -> bool:
+        """By this worker's device."""
+        return self._device is not None and self._device.collect(pieces, stream)
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -164,6 +177,11 @@ class Inbox:
         self._lives[producer] = life
         self.reader.epochs[producer] += 1
         return True
+
+
+def name_over(api: DeviceApi, kind: str) -> str:
+    """What the medium ``kind`` is called over ``api``: over an emulated device, it says so."""
+    return kind if api.name == CUDA else f"{EMULATED}{kind}"
 
 
 def new_life() -> int:

@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Final
 
-from trserve.ipc.device.api import DeviceApi
-from trserve.ipc.device.communicator import Communicators, Guarded, Watchdog
+from trserve.ipc.device.api import GRANULE, PAGE_BYTES, DeviceApi
+from trserve.ipc.device.choice import NCCL
+from trserve.ipc.device.communicator import MESSAGE_BYTES, Communicators, Guarded, Watchdog
 from trserve.ipc.device.inbox import DeviceView
 from trserve.ipc.device.medium import (
     OFFER,
@@ -21,6 +22,7 @@ from trserve.ipc.device.medium import (
     Offer,
     RingsOnly,
     SuffixFinder,
+    name_over,
     new_life,
     say_once,
 )
@@ -32,11 +34,11 @@ from trserve.ipc.publish import LinkSender
 from trserve.ipc.rings import Descriptor
 from trserve.ipc.slab import Slab, WorkerStatus
 
-NAMES: Final = {"cuda": "nccl"}
 TIMEOUT_S: Final = 5.0
 """How long one message may be under way. Joining has no such bound; it blocks a thread only."""
 
 _LOOKS_PER_TIMEOUT: Final = 8
+_RANKS: Final = 2
 _STATUS: Final = WORKER_WORDS.index("status")
 
 
@@ -98,8 +100,8 @@ class NcclMedium(RingsOnly):
         peers: Collection[int] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        super().__init__(slab, index)
-        self.name = NAMES.get(api.name, "emulated-nccl")
+        super().__init__(slab, index, api)
+        self.name = name_over(api, NCCL)
         self._api = api
         self._communicators = communicators
         self._timeout_s = timeout_s
@@ -108,8 +110,11 @@ class NcclMedium(RingsOnly):
         self._inbox = Inbox(slab, index, api)
         notices = self._inbox.notices
         self._notices = api.register(notices.address, notices.place.nbytes)
-        pages = -(-8 * MAILBOX_WORDS * slab.layout.workers // 4096) * 4096
+        mailboxes = 8 * MAILBOX_WORDS * slab.layout.workers
+        pages = -(-mailboxes // PAGE_BYTES) * PAGE_BYTES
         self._mailboxes = MemoryFile.create("trserve-mailboxes", pages)
+        # Two messages a peer, one each way, for all lives of the peers.
+        self._messages = api.allocate(GRANULE)
         self._life = new_life()
         self._watchdog = Watchdog(timeout_s / _LOOKS_PER_TIMEOUT)
         ring = self._rings
@@ -192,7 +197,8 @@ class NcclMedium(RingsOnly):
         sender.end = SendingEnd(join, _mailbox(sender.mailbox, self._index), peer, age[1])
 
     def _join(self, unique_id: bytes, rank: int, peer: int) -> Guarded:
-        made = self._communicators.join(unique_id, rank)
+        buffer = self._messages + MESSAGE_BYTES * (_RANKS * peer + rank)
+        made = self._communicators.join(unique_id, rank, buffer)
         guarded = Guarded(made, partial(self._is_alive, peer), self._timeout_s)
         self._watchdog.add(guarded)
         return guarded
