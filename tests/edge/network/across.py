@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.edge.network.equality import cases_of, check_waited, check_went_on, loop_of
+from tests.edge.network.equality import Loop, cases_of, check_waited, check_went_on
 from tests.edge.network.joined import BRIEF, ISSUE, far_side, listen
 from tests.golden.random_pair import build_random_pair
 
@@ -63,7 +63,7 @@ def main() -> None:
     made.add_argument("--brief", action="store_true", help="the times of the usual tests")
     way = BRIEF if made.parse_args().brief else ISSUE
     with tempfile.TemporaryDirectory() as folder, second_namespace() as inside:
-        loop = loop_of(build_random_pair(Path(folder), seed=5))
+        loop = Loop(build_random_pair(Path(folder), seed=5))
         cases = cases_of(loop, "entropy", way, visits=(1, 3))
         shared = ("--router", "entropy")
         deadline = ("--remote-timeout-s", str(way.timeout_s))

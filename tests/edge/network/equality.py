@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -70,12 +71,18 @@ class Unreachable(Rule):
         return decision
 
 
-@dataclass
 class Loop:
     """The reference of a pair, for texts that end where they say and for those that do not."""
 
-    pair: RandomPair
-    reference: RoutedReference
+    def __init__(self, pair: RandomPair) -> None:
+        self.pair = pair
+        self.reference = RoutedReference(pair.slm, pair.llm)
+
+    @cached_property
+    def median(self) -> float:
+        """The entropy that half of the SLM's tokens exceed; float32, as a request's are held."""
+        signals = self.reference.signals(random_prompts(4, Random("signals")), OUTPUT, entropy)
+        return float(torch.quantile(signals, torch.tensor(0.5, dtype=torch.float64)).float())
 
     def run(self, case: Case, rule: Rule) -> Trace:
         reference = self.reference
@@ -83,10 +90,6 @@ class Loop:
             reference = copy.copy(reference)
             reference.eos = frozenset()
         return reference.run(case.prompt, case.setting, rule)
-
-
-def loop_of(pair: RandomPair) -> Loop:
-    return Loop(pair, RoutedReference(pair.slm, pair.llm))
 
 
 def cases_of(loop: Loop, router: str, way: Way, visits: Sequence[int]) -> list[Case]:
@@ -97,8 +100,9 @@ def cases_of(loop: Loop, router: str, way: Way, visits: Sequence[int]) -> list[C
     prompts = random_prompts(way.streams, Random(f"network {router}"))
     found = []
     for index, prompt in enumerate(prompts):
-        sampled = {"temperature": 0.8, "top_k": 20} if index % 2 else {}
-        setting = Setting(max_tokens=way.tokens, seed=LARGE_SEED >> index % 5 * 8, **sampled)
+        heat = 0.8 if index % 2 else 0.0
+        seed = LARGE_SEED >> index % 5 * 8
+        setting = Setting(max_tokens=way.tokens, temperature=heat, seed=seed)
         own, rule = _routing(loop, router, visits[index // 2 % len(visits)])
         found.append(Case(prompt, setting, own, rule, endless=index % 4 < 3))
     return found
@@ -108,15 +112,9 @@ def _routing(loop: Loop, router: str, visit: int) -> tuple[dict[str, float], Cal
     if router == "r-stitch":
         tau = loop.pair.taus[1]
         return {"tau": tau}, lambda: BothWays(tau, 0.0)
-    threshold = _median(loop)
+    threshold = loop.median
     own = {"threshold": threshold, "visit_tokens": float(visit)}
     return own, lambda: OneWay(entropy, threshold, above=True, visit=visit)
-
-
-def _median(loop: Loop) -> float:
-    """The entropy that half of the SLM's tokens exceed; float32, as a request's are held."""
-    signals = loop.reference.signals(random_prompts(4, Random("signals")), OUTPUT, entropy)
-    return float(torch.quantile(signals, torch.tensor(0.5, dtype=torch.float64)).float())
 
 
 def _labelled(
