@@ -50,7 +50,7 @@ def by_hand(needs: Sequence[Need], tokens: int, gpu: int) -> int:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(systems(), st.integers(0, 8000))
 def test_no_gpu_holds_more_than_it_has_and_no_block_more_would_fit(system, kv_mib):
     needs, room = system
@@ -67,7 +67,7 @@ def test_no_gpu_holds_more_than_it_has_and_no_block_more_would_fit(system, kv_mi
         assert not fits(needs, room, tokens + BLOCK, kv_most)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(systems())
 def test_limits_of_processes_hold_what_they_need_and_never_exceed_a_gpu_together(system):
     needs, room = system
