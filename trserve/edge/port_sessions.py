@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -19,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trserve.edge.cloud import STAYS, Answer
-from trserve.edge.frames import Contact, Handoff, Need, encode_answer, encode_need
+from trserve.edge.frames import Handoff, Need, encode_answer, encode_need
+from trserve.edge.port_session import Key, Session
 from trserve.edge.port_slots import Opening, PortSlots
 from trserve.edge.records import read_records
 from trserve.edge.wire import FrameError
@@ -29,7 +29,7 @@ from trserve.ipc.extras import read_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import PARAMS_BYTES
 from trserve.ipc.slab import Slab, WorkerStatus
-from trserve.params import RequestParams, decode_params, encode_params
+from trserve.params import decode_params, encode_params
 
 log = logging.getLogger(__name__)
 IDLE_S: Final = 600.0
@@ -39,38 +39,6 @@ MAX_SESSIONS: Final = 4096
 _NS_PER_MS: Final = 1_000_000
 _NO_IDS: Final = np.zeros(0, np.int32)
 _NO_SOURCES: Final = np.zeros(0, np.uint8)
-
-Key = tuple[bytes, int]
-"""Who dialled, and its number for the request."""
-
-
-@dataclass(slots=True)
-class Session:
-    """One request of another host.
-
-    Attributes:
-        model: the one here that it visits.
-        hop: of the last visit, as its home counts.
-        told: how much of the row its home knows.
-        away: whether a visit is under way, or its answer was not sent yet.
-        seen: the baton word that was answered last.
-        pending: the visit that waits for a slot, with the whole row.
-        began_ns: when the visit came.
-        used_s: when its home last said something of it.
-    """
-
-    key: Key
-    model: int
-    contact: Contact
-    params: RequestParams
-    slot: Slot | None = None
-    hop: int = -1
-    told: int = 0
-    away: bool = False
-    seen: int = -1
-    pending: Handoff | None = None
-    began_ns: int = field(default_factory=time.monotonic_ns)
-    used_s: float = 0.0
 
 
 class PortSessions:
@@ -91,6 +59,7 @@ class PortSessions:
         self._sessions: dict[Key, Session] = {}
         self._away: dict[Key, Session] = {}
         self._waiting: dict[Key, Session] = {}
+        self._unasked: dict[Key, tuple[int, int]] = {}
         self.stale = self.evicted = 0
 
     @property
@@ -178,7 +147,11 @@ class PortSessions:
         self._sessions[session.key] = session
 
     def _need(self, key: Key, hop: int, have: int) -> None:
-        self._send(key[0], encode_need(Need(key[1], hop, have)))
+        """Ask for tokens: now, or when there is room."""
+        if not self._send(key[0], encode_need(Need(key[1], hop, have))):
+            if len(self._unasked) >= MAX_SESSIONS:
+                del self._unasked[next(iter(self._unasked))]
+            self._unasked[key] = (hop, have)
 
     # -- visits ------------------------------------------------------------------------------
 
@@ -297,6 +270,9 @@ class PortSessions:
 
     def look(self) -> None:
         """Answer what can be answered; give slots that came free to whoever waits for one."""
+        unasked, self._unasked = self._unasked, {}
+        for key, (hop, have) in unasked.items():
+            self._need(key, hop, have)
         for session in tuple(self._away.values()):
             slot = session.slot
             if slot is not None and (word := self._slab.baton[slot.index]) != session.seen:
