@@ -215,7 +215,11 @@ class BaseRouter(ABC):
         return params[self.parameters[0].name]
 
     def crosses(self, score: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-        """bool [B]: which requests go to the first peer; see ``capturable``. False for NaN."""
+        """bool [B]: which requests go to the first peer; see ``capturable``. False for NaN.
+
+        Args:
+            bounds: those of :meth:`bounds`, as float32 or in float64, where ``score`` is.
+        """
         return score > bounds if self.above else score < bounds
 
     def to(self, device: torch.device) -> None:  # noqa: B027  (most have nothing to move)

@@ -51,24 +51,27 @@ def load_onto(
         ModelUnavailableError: as :func:`trserve.models.loading.load_model`.
     """
     share = shard.spec(spec)
-    with _tensors(device, path, spec, dtype, load_format) as read:
+    with _tensors(device, path, spec, dtype, load_format, shard) as read:
         return assemble(
-            share,
-            lambda name: shard.part(name, read(name)).to(device),
-            progress,
-            token_map=token_map,
-            shard=shard,
+            share, lambda name: read(name).to(device), progress, token_map=token_map, shard=shard
         )
 
 
 @contextmanager
 def _tensors(
-    device: torch.device, path: Path, spec: ModelSpec, dtype: torch.dtype, load_format: LoadFormat
+    device: torch.device,
+    path: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
+    shard: Shard,
 ) -> Iterator[TensorSource]:
+    """This rank's parts of the tensors; of a mapped file no more is read."""
     if load_format == "dummy":
-        yield dummy_source(spec, dtype=dtype, device=device)
+        whole = dummy_source(spec, dtype=dtype, device=device)
+        yield lambda name: shard.part(name, whole(name))
         return
-    with tensors_of(path, spec, dtype=dtype, load_format=load_format) as read:
+    with tensors_of(path, spec, dtype=dtype, load_format=load_format, part=shard.part) as read:
         yield read
 
 

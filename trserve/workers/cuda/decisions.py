@@ -4,7 +4,7 @@ What follows the logits depends on the number of rows alone, so it is captured a
 forward, once a number of rows and way of drawing, and replays behind any of its graphs, and behind
 steps that have none. Random numbers and definitions are the CPU engine's (``workers.sampler``).
 Per row, one entry each of int32, arrive: the token (``NO_TOKEN`` where the logits are not finite),
-whether the router's score crosses its bound, the score's bits, and those of the entropy in nats.
+whether the router's score crosses its bound, and the score's bits.
 
 Knows logits, routers and buffers; nothing of models or of what becomes of a decision.
 """
@@ -36,7 +36,7 @@ FILTERED: Final = "filtered"
 WAYS: Final = (GREEDY, PLAIN, FILTERED)
 """Of drawing: nobody draws; some do; some of these filter. Each does what the one before does."""
 
-_FIELDS: Final = 4
+_FIELDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,6 @@ class Decisions:
             self._draw(rows, logits, best, packed[0], filtered=way == FILTERED)
         if self._router is not None:
             self._score(self._router, rows, packed)
-        packed[3].view(torch.float32).copy_(best.entropy)
         self._arrived[rows].copy_(packed, non_blocking=True)
 
     def _draw(
@@ -177,8 +176,8 @@ class Decisions:
         if score is None:
             self.scores = False
             return
-        # The bounds were float32, so comparing in float64 would say the same.
-        packed[1].copy_(router.crosses(score, self._inputs.device.bounds[:rows].float()))
+        # The bounds are float32's numbers in float64: comparing says the same.
+        packed[1].copy_(router.crosses(score, self._inputs.device.bounds[:rows]))
         packed[2].view(torch.float32).copy_(score)
 
     def launch(self, rows: int, way: str) -> None:
