@@ -10,10 +10,11 @@ import pytest
 from tests.gpus.programs import install_mps, install_smi, line, uuid
 from trserve.config import LaunchConfig, config_from_flags
 from trserve.errors import ConfigError
-from trserve.gpus.links import link_topology, unreached
+from trserve.gpus.links import chosen_links, link_topology, unreached
 from trserve.gpus.members import plan_members
 from trserve.gpus.planning import Planned
 from trserve.gpus.topology import PeerAccess
+from trserve.ipc.device import choice
 from trserve.model_plans import Member, find_members
 from trserve.places import split_places
 
@@ -65,13 +66,23 @@ def test_weights_of_eight_bits_are_refused() -> None:
 
 
 def test_what_links_are_chosen_by() -> None:
-    names = ["tiny", "32b", "small"]
-    found = link_topology(names, planned(models=HERE_THERE_HERE, gpus=((1,), (0,), (0,))), 4096)
-    assert found.gpus == (uuid(1), "", uuid(0))
+    apart = planned(models=HERE_THERE_HERE, gpus=((1,), (0,), (0,)))
+    found = link_topology(["tiny", "small"], [0, 2], apart, 4096)
+    assert found.gpus == (uuid(1), uuid(0))
     assert found.peers == {(uuid(0), uuid(1)), (uuid(1), uuid(0))}
     assert found.mps == frozenset()
-    together = link_topology(names, planned(models=HERE_THERE_HERE), 4096)
+    together = link_topology(["tiny", "small"], [0, 2], planned(models=HERE_THERE_HERE), 4096)
     assert together.mps == {uuid(0)} and together.peers == frozenset()
+
+
+def test_links_of_models_here_and_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: object())
+    names, here = ["tiny", "32b", "small"], [True, False, True]
+    found = chosen_links("auto", names, here, planned(models=HERE_THERE_HERE), 4096)
+    assert found == [["", "shm", "cuda_ipc"], ["shm", "", "shm"], ["cuda_ipc", "shm", ""]]
+    assert chosen_links("auto", names, here, None, 4096)[0] == ["", "shm", "shm"]
+    with pytest.raises(ConfigError, match="--link cuda_ipc cannot join tiny and small"):
+        chosen_links("cuda_ipc", names, here, None, 4096)
 
 
 def test_a_pair_is_unreached_if_one_way_is_missing() -> None:

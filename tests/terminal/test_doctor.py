@@ -17,13 +17,12 @@ from click.testing import CliRunner
 from tests.serverproc import server_env
 from trserve import control_groups, demo
 from trserve.cli import main
-from trserve.doctor import gpus, limits, software
+from trserve.doctor import limits, software
 from trserve.doctor.findings import Level
 from trserve.doctor.limits import Needs
-from trserve.doctor.software import TorchBuild
+from trserve.gpus.torch_build import TorchBuild
 
 GIB = 2**30
-SMI = "NVIDIA Fake 80GB, {driver}, 81559, {free}, {mode}"
 
 
 def doctor(*args: str, **env: str) -> dict[str, Any]:
@@ -77,28 +76,6 @@ def pair_with_another_tokenizer(tmp_path: Path) -> str:
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     file.write_text(json.dumps(content))
     return f"{tmp_path / 'tiny'},{tmp_path / 'small'}"
-
-
-def fake_programs(
-    tmp_path: Path,
-    *,
-    mps: int = 0,
-    driver: str = "580.95",
-    free: int = 80000,
-    mode: str = "Default",
-) -> Path:
-    """A driver's program with one GPU, and an MPS control program that ends with ``mps``."""
-    bin_dir = tmp_path / "bin"
-    bin_dir.mkdir()
-    answer = SMI.format(driver=driver, free=free, mode=mode)
-    for name, script in {
-        gpus.QUERY: f"echo '{answer}'",
-        gpus.MPS_CONTROL: f"cat > /dev/null; echo 'Cannot find MPS control daemon'; exit {mps}",
-    }.items():
-        program = bin_dir / name
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-    return bin_dir
 
 
 def test_all_is_well(tmp_path):
@@ -215,46 +192,6 @@ def test_a_gpu_is_asked_for_and_nothing_is_there(tmp_path):
     assert report["exit_code"] == 2
 
 
-def test_no_mps_daemon(tmp_path):
-    """A driver that answers, a control program that finds no daemon; neither is real."""
-    path = fake_programs(tmp_path, mps=1)
-    found = bad(doctor("--device", "cuda", PATH=f"{path}:{os.environ['PATH']}"))
-    assert "driver" not in found
-    assert found["MPS"]["level"] == "warning"
-    assert "nvidia-cuda-mps-control -d" in found["MPS"]["fix"]
-    assert found["MPS"]["unproven_on_a_device"]
-
-
-@pytest.mark.parametrize(
-    ("programs", "check", "expected"),
-    [
-        ({}, None, ""),
-        ({"driver": "550.54"}, "driver", "580 or later"),
-        ({"free": 900}, "GPU memory", "smaller models"),
-        ({"mps": 1, "mode": "Exclusive_Process"}, "MPS", "mps-control -d"),
-    ],
-)
-def test_gpus(tmp_path, monkeypatch, programs, check, expected):
-    path = fake_programs(tmp_path, **programs)
-    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
-    found, count = gpus.check_gpus("13.0", 2, 2 * GIB)
-    assert count == 1
-    faults = [each for each in found if each.level is Level.FAULT]
-    assert [each.check for each in faults] == ([check] if check else [])
-    assert all(expected in each.fix for each in faults)
-    assert all(each.unproven for each in found)
-
-
-def test_a_driver_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
-    path = fake_programs(tmp_path)
-    (path / gpus.QUERY).write_text("#!/bin/sh\nexec sleep 30\n")
-    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
-    monkeypatch.setattr(gpus, "_TIMEOUT_S", 0.2)
-    (found,), count = gpus.check_gpus(None, 2, 0)
-    assert (found.level, count) == (Level.FAULT, 0)
-    assert "does not answer" in found.what
-
-
 def test_torch():
     assert software.check_torch(TorchBuild("2.9", "13.0"), "cuda").level is Level.OK
     assert software.check_torch(TorchBuild("2.9+cpu", None), "cpu").level is Level.OK
@@ -263,7 +200,9 @@ def test_torch():
 
 
 def test_torch_is_found_without_importing_it():
-    code = "import sys; from trserve.doctor.software import find_torch; print(find_torch().version)"
+    code = (
+        "import sys; from trserve.gpus.torch_build import find_torch; print(find_torch().version)"
+    )
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr

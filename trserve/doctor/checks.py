@@ -12,11 +12,13 @@ from typing import Final, cast
 
 from trserve.config import LaunchConfig
 from trserve.doctor.findings import Finding, Level
+from trserve.doctor.gpus import check_gpus
 from trserve.doctor.limits import Needs
 from trserve.emulated.placement import place
 from trserve.endpoint_plan import cautions, plan_endpoint
 from trserve.errors import StartupError
 from trserve.gateway.tokenizer import Tokenizer
+from trserve.gpus.plan import GPU_DEVICE
 from trserve.ipc.slab import available_memory
 from trserve.kv_blocks import DTYPE_BYTES
 from trserve.model_plans import Member, with_profile
@@ -34,8 +36,10 @@ _OTHERS: Final = 160 * 2**20
 ``trserve_process_resident_memory_bytes`` in /metrics says of the embedded pair."""
 
 _FLAG: Final = re.compile(r"--[a-z][a-z-]*")
+_TORCHS_OWN: Final = f"--device {GPU_DEVICE}: torch"
+"""What a check of torch has said already."""
+
 _CHECKPOINT: Final = "checkpoint"
-_GPU: Final = "cuda"
 
 
 class Diagnosed:
@@ -45,11 +49,18 @@ class Diagnosed:
         config: with what an emulated device's profile decides.
         models: those that are there.
         findings: in the order in which a start would meet them.
+        gpu_count: how many GPUs there are, where they are asked for.
+
+    Args:
+        cuda: the CUDA version that torch was built with, None for none.
     """
 
-    def __init__(self, config: LaunchConfig) -> None:
+    def __init__(self, config: LaunchConfig, cuda: str | None) -> None:
         self.config = config
         self.emulated = config.placement.device == "emulated"
+        self.gpu_count = 0
+        self._cuda = cuda
+        self._on_gpus = config.placement.device == GPU_DEVICE
         self.models: list[ResolvedModel] = []
         self._members: list[Member] = []
         self.findings: list[Finding] = []
@@ -57,16 +68,18 @@ class Diagnosed:
 
     @property
     def weights(self) -> int:
-        """Bytes of the models that are there."""
-        return 0 if self.emulated else sum(_weights(self.config, self.models))
+        """Bytes of this machine's memory that the models that are there take for good."""
+        elsewhere = self.emulated or self._on_gpus
+        return 0 if elsewhere else sum(_weights(self.config, self.models))
 
     @property
     def needs(self) -> Needs | None:
         """What the server would take; None where it could not start anyway."""
         if self.plan is None:
             return None
-        weights = [0 if self.emulated else each for each in _weights(self.config, self.models)]
-        kv = [0 if self.emulated else each for each in _kv(self.plan, self.models)]
+        elsewhere = self.emulated or self._on_gpus
+        weights = [0 if elsewhere else each for each in _weights(self.config, self.models)]
+        kv = [0 if elsewhere else each for each in _kv(self.plan, self.models)]
         programs = _OTHERS + _WORKER * len(self.models)
         largest = max(map(sum, zip(weights, kv, strict=True)))
         return Needs(sum(weights) + self.plan.layout.size + programs, sum(kv), largest)
@@ -77,10 +90,16 @@ class Diagnosed:
         if self.models:
             complete = len(self._members) == len(self.config.model.models)
             self._check_tokenizers()
-            if self.config.placement.device not in (_GPU, "emulated"):
+            if not (self._on_gpus or self.emulated):
                 self._check_memory()
             if complete:
                 self._check_router()
+        if self._on_gpus:
+            complete = len(self._members) == len(self.config.model.models)
+            found, self.gpu_count = check_gpus(
+                self._cuda, self.config, self._members if complete else None
+            )
+            self.findings.extend(found)
         self._check_endpoint()
         self._make_plan()
 
@@ -187,7 +206,8 @@ class Diagnosed:
         try:
             self.plan = make_plan(self.config)
         except StartupError as error:
-            if not any(finding.level is Level.FAULT for finding in self.findings):
+            said = any(finding.level is Level.FAULT for finding in self.findings)
+            if not said and not str(error).startswith(_TORCHS_OWN):
                 named = _FLAG.search(str(error))
                 fix = "see `trserve launch --help`"
                 self._fault("settings", error, named[0] if named else "flags", fix)

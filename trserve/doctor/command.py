@@ -14,10 +14,11 @@ import orjson
 
 from trserve.config import LaunchConfig, config_from_flags
 from trserve.config_sources import gather
-from trserve.doctor import findings, gpus, limits, software
+from trserve.doctor import findings, limits, software
 from trserve.doctor.checks import Diagnosed
 from trserve.doctor.findings import Finding, Level
 from trserve.errors import StartupError
+from trserve.gpus.torch_build import find_torch
 from trserve.launch_options import settings_of
 
 _COLOURS = {Level.WARNING: "yellow", Level.FAULT: "red"}
@@ -45,19 +46,14 @@ def diagnose(values: dict[str, Any]) -> Iterator[Finding]:
     yield software.check_python()
     config, told = _configuration(values)
     yield from told
-    build = software.find_torch()
+    build = find_torch()
     yield software.check_torch(build, config.placement.device)
     yield software.check_kernels()
-    diagnosed = Diagnosed(config)
+    diagnosed = Diagnosed(config, build.cuda if build else None)
     diagnosed.run()
-    count = 0
-    if config.placement.device == "cuda":
-        cuda, models = build.cuda if build else None, len(config.model.models)
-        found, count = gpus.check_gpus(cuda, models, diagnosed.weights)
-        yield from found
-    yield from software.check_optional(config.placement.device, count)
+    yield from software.check_optional(config.placement.device, diagnosed.gpu_count)
     yield from diagnosed.findings
-    yield from _limits(diagnosed, count)
+    yield from _limits(diagnosed, diagnosed.gpu_count)
 
 
 def _limits(diagnosed: Diagnosed, gpu_count: int) -> Iterator[Finding]:

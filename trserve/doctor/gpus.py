@@ -1,94 +1,60 @@
-"""GPUs, their driver, their memory and the MPS daemon, as the driver's own programs tell them.
+"""GPUs, their driver, and what a server's models would take of them: places, memory, MPS.
 
-Everything here was tried with programs of the same names and answers, not on a device, and says
-so. Knows no model beyond the bytes of all of them.
+As the driver's own programs tell it; starts no daemon. What ``python -m bench.gpu_check`` has not
+shown on a device says that it is unproven. Every judgement about a placement is the launch's own.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
 
+from trserve.config import LaunchConfig
 from trserve.doctor.findings import Finding, Level
+from trserve.doctor.links import check_links
+from trserve.errors import StartupError
+from trserve.gpus import memory, proven
+from trserve.gpus.members import plan_members
+from trserve.gpus.placement import describe
+from trserve.gpus.plan import OFF
+from trserve.gpus.planning import Planned
+from trserve.gpus.programs import MPS_CONTROL, QUERY, DriverError, find_program
+from trserve.gpus.topology import VISIBLE, Gpu, read_gpus, visible_gpus
+from trserve.model_plans import Member, unique_names
 
-QUERY: Final = "nvidia-smi"
-MPS_CONTROL: Final = "nvidia-cuda-mps-control"
 OLDEST_DRIVER: Final = {11: 450, 12: 525, 13: 580}
 """The first branch of the Linux driver that runs programs of a CUDA major version."""
 
-_TIMEOUT_S: Final = 10.0
-_FIELDS: Final = "name,driver_version,memory.total,memory.free,compute_mode"
-_EXCLUSIVE: Final = "Exclusive_Process"
 _FLAG: Final = "--device cuda"
-_MIB: Final = 2**20
+_NAMED: Final = re.compile(r"--[a-z][a-z-]*")
 _GIB: Final = 2**30
 
 
-class Gpu(NamedTuple):
-    """One line of the driver's answer; memory in bytes."""
-
-    name: str
-    driver: str
-    memory: int
-    free: int
-    compute_mode: str
-
-
-class DriverError(Exception):
-    """The driver's program is not there, or does not answer as it should."""
-
-
-def read_gpus() -> list[Gpu]:
-    """The GPUs of this machine. Raises DriverError."""
-    answer = _run([QUERY, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"])
-    try:
-        return [_gpu(line) for line in answer.splitlines() if line.strip()]
-    except (ValueError, IndexError):
-        raise DriverError(f"{QUERY} answers what is no list of GPUs: {answer[:80]!r}") from None
-
-
-def _gpu(line: str) -> Gpu:
-    name, driver, total, free, mode = (part.strip() for part in line.split(","))
-    return Gpu(name, driver, int(total) * _MIB, int(free) * _MIB, mode)
-
-
-def _run(command: Sequence[str], said: str = "") -> str:
-    if shutil.which(command[0]) is None:
-        raise DriverError(f"there is no {command[0]} on PATH")
-    try:
-        done = subprocess.run(
-            command, input=said, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise DriverError(f"{command[0]} does not answer within {_TIMEOUT_S:g} s") from None
-    except OSError as error:
-        raise DriverError(f"{command[0]}: {error.strerror}") from None
-    if done.returncode:
-        words = " ".join((done.stderr or done.stdout).split())[:200]
-        raise DriverError(f"{command[0]} ends with {done.returncode}: {words or 'no word'}")
-    return done.stdout
-
-
-def check_gpus(cuda: str | None, models: int, weights: int) -> tuple[list[Finding], int]:
+def check_gpus(
+    cuda: str | None, config: LaunchConfig, members: Sequence[Member] | None
+) -> tuple[list[Finding], int]:
     """Findings where GPUs are asked for, and how many there are.
 
     Args:
         cuda: the CUDA version that torch was built with, None for none.
-        models: how many share the GPUs.
-        weights: bytes of all models' weights, 0 where they are not known.
+        members: the models; None unless all of them are there.
     """
     try:
-        gpus = read_gpus()
+        there = read_gpus()
     except DriverError as error:
         return [_fault("driver", str(error), "install the NVIDIA driver, or use --device cpu")], 0
-    if not gpus:
+    if not there:
         fix = "give this machine one (containers: --gpus all), or use --device cpu"
         return [_fault("driver", f"{QUERY} lists no GPU", fix)], 0
-    found = [_driver(gpus, cuda), _memory(gpus, weights)]
-    if models > 1:
-        found.append(_mps(gpus))
+    found = [_driver(there, cuda)]
+    gpus = visible_gpus(there, os.environ)
+    if not gpus:
+        shown = f"{VISIBLE}={os.environ.get(VISIBLE, '')} hides all GPUs"
+        found.append(Finding("GPUs", Level.FAULT, shown, VISIBLE, "unset it, or name a GPU"))
+    elif members is not None:
+        found.extend(_placement(config, members, gpus))
     return found, len(gpus)
 
 
@@ -103,40 +69,88 @@ def _driver(gpus: Sequence[Gpu], cuda: str | None) -> Finding:
             f"{shown}: too old for CUDA {cuda} of torch, which needs {oldest} or later",
             f"install driver {oldest} or later, or a build of torch for an older CUDA",
         )
-    return Finding("driver", Level.OK, shown, unproven=True)
+    return Finding("driver", Level.OK, shown, unproven=proven.unproven(proven.DRIVER))
 
 
-def _memory(gpus: Sequence[Gpu], weights: int) -> Finding:
-    free = sum(gpu.free for gpu in gpus)
-    shown = f"{free / _GIB:.1f} GiB free of {sum(gpu.memory for gpu in gpus) / _GIB:.1f}"
-    if weights <= free:
-        return Finding("GPU memory", Level.OK, shown, unproven=True)
-    return Finding(
-        "GPU memory",
-        Level.FAULT,
-        f"{shown}, but the weights need {weights / _GIB:.1f} GiB",
-        "--models",
-        "name smaller models, use --quantization int8, or end what else uses the GPUs",
-        unproven=True,
-    )
-
-
-def _mps(gpus: Sequence[Gpu]) -> Finding:
-    """Several models on one GPU: their steps overlap only where the MPS daemon runs."""
+def _placement(
+    config: LaunchConfig, members: Sequence[Member], gpus: Sequence[Gpu]
+) -> list[Finding]:
     try:
-        _run([MPS_CONTROL], "get_server_list\nquit\n")
-    except DriverError as error:
-        exclusive = any(gpu.compute_mode == _EXCLUSIVE for gpu in gpus)
-        level = Level.FAULT if exclusive else Level.WARNING
-        cost = (
-            f"a GPU is in the mode {_EXCLUSIVE} and takes one process only"
-            if exclusive
-            else "models on one GPU take turns instead of running at once"
+        planned = plan_members(config, members, gpus)
+    except StartupError as error:
+        named = _NAMED.search(str(error))
+        fix = "see `trserve launch --help` and docs/gpus.md"
+        return [Finding.of_error("GPU placement", error, named[0] if named else _FLAG, fix)]
+    names = unique_names(members)
+    here = [(name, group) for name, group in zip(names, planned.groups, strict=True) if group]
+    shown = describe([name for name, _ in here], [group for _, group in here])
+    place = Finding("GPU placement", Level.OK, shown, unproven=proven.unproven(proven.MEMORY))
+    found = [place, *_memory(config, planned)]
+    if len(here) > 1:
+        found.append(_mps(config, planned, [group for _, group in here]))
+        found.extend(check_links(config, names, planned))
+    return found
+
+
+def _memory(config: LaunchConfig, planned: Planned) -> list[Finding]:
+    tokens = [count * config.engine.block_size for count in planned.blocks if count]
+    found = []
+    for number, gpu in enumerate(planned.gpus):
+        here = [
+            (need, need.size(count))
+            for need, count in zip(planned.needs, tokens, strict=True)
+            if number in need.gpus
+        ]
+        if not here:
+            continue
+        taken = sum(size for _, size in here)
+        parts = ", ".join(f"{need.name} {size / _GIB:.1f}" for need, size in here)
+        shown = (
+            f"GPU {number}: {taken / _GIB:.1f} GiB ({parts}) of {gpu.free / _GIB:.1f} free, of "
+            f"which {memory.room_of(gpu.free) / _GIB:.1f} may be planned with; KV for "
+            f"{max(tokens)} tokens"
         )
-        what = f"no MPS daemon ({error}): {cost}"
-        return Finding("MPS", level, what, _FLAG, f"start it: {MPS_CONTROL} -d", unproven=True)
-    return Finding("MPS", Level.OK, "the daemon answers", unproven=True)
+        unproven = proven.unproven(proven.MEMORY)
+        found.append(Finding("GPU memory", Level.OK, shown, unproven=unproven))
+    return found
+
+
+def _mps(config: LaunchConfig, planned: Planned, groups: Sequence[Sequence[int]]) -> Finding:
+    """Models on one GPU run at the same time through MPS only."""
+    clients = planned.gpu_plan.clients
+    numbers = {gpu.uuid: number for number, gpu in enumerate(planned.gpus)}
+    everywhere = [number for group in groups for number in group]
+    unproven = proven.unproven(proven.MPS)
+    if not clients:
+        return Finding("MPS", Level.OK, _why_no_mps(config, everywhere), unproven=unproven)
+    shared = ",".join(str(numbers[uuid]) for uuid in clients)
+    try:
+        program = find_program(MPS_CONTROL)
+    except DriverError as error:
+        what = (
+            f"unavailable ({error}): models on GPU {shared} take turns instead of running at once"
+        )
+        fix = "install it, it comes with the driver; or --mps off, or a GPU for each model (--gpus)"
+        return Finding("MPS", Level.WARNING, what, "--mps", fix, unproven=unproven)
+    shares = _shares(clients, planned.gpu_plan.percentages)
+    what = f"{program}: a daemon of the server's own on GPU {shared}, {shares}"
+    return Finding("MPS", Level.OK, what, unproven=unproven)
+
+
+def _why_no_mps(config: LaunchConfig, everywhere: Sequence[int]) -> str:
+    if len(set(everywhere)) == len(everywhere):
+        return "not needed: no GPU is shared"
+    if config.placement.mps == OFF:
+        return "off (--mps): models on one GPU take turns"
+    return "off: a model that spans GPUs shares one, and takes no part in MPS; they take turns"
+
+
+def _shares(clients: Mapping[str, Sequence[int]], percentages: Sequence[int]) -> str:
+    most = max(percentages)
+    count = max(map(len, clients.values()))
+    return f"{count} models with at most {most} % of the multiprocessors each"
 
 
 def _fault(check: str, what: str, fix: str) -> Finding:
-    return Finding(check, Level.FAULT, what, _FLAG, fix, unproven=True)
+    unproven = proven.unproven(proven.DRIVER)
+    return Finding(check, Level.FAULT, what, _FLAG, fix, unproven=unproven)

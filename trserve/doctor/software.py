@@ -5,44 +5,14 @@ Imports none of them: torch alone would take seconds, and a broken one would end
 
 from __future__ import annotations
 
-import importlib.util
-import re
 import sys
-from importlib import metadata
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from trserve.doctor.findings import Finding, Level
+from trserve.gpus.torch_build import TorchBuild, version_of
 from trserve.models.native.library import load_library
 
 OLDEST_PYTHON: Final = (3, 11)
-_CUDA: Final = re.compile(r"^cuda\b.*= *['\"]([0-9.]+)['\"]", re.MULTILINE)
-
-
-class TorchBuild(NamedTuple):
-    """An installed torch: its version, and the CUDA that it was built with, None for none."""
-
-    version: str
-    cuda: str | None
-
-
-def find_torch() -> TorchBuild | None:
-    """What is installed, read from torch's own files; None for nothing."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    stated = Path(spec.origin).with_name("version.py")
-    text = stated.read_text(encoding="utf-8") if stated.is_file() else ""
-    found = _CUDA.search(text)
-    return TorchBuild(version_of("torch") or "unknown", found[1] if found else None)
-
-
-def version_of(distribution: str) -> str | None:
-    """The version of an installed package, None where there is none."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:

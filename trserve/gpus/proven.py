@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+DRIVER: Final = "env"
+MEMORY: Final = "engine"
+LINKS: Final = "ipc"
+MPS: Final = "mps"
+"""Stages of the script, by what rests on them here."""
+
 PROVEN: Final[frozenset[str]] = frozenset()
 """Names of stages that passed. None so far: nothing here has run on a GPU yet."""
 
