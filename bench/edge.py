@@ -185,7 +185,7 @@ def by_trserve(study: Study, settings: Sequence[Setting]) -> Iterator[tuple[Sett
         for setting in track(settings, TRSERVE):
             answers = []
             for number, prompt in enumerate(study.prompts):
-                answer = up.ask(asked(prompt, number, setting))
+                answer = up.ask_alone(asked(prompt, number, setting))
                 answer.service_s = answer.routed * service
                 answer.network_s = answer.visits * 2e-3 * study.weather.delay_ms
                 answer.compute_s = answer.total_s - answer.service_s - answer.network_s

@@ -76,8 +76,7 @@ class Linked:
     proxy: NetProxy
 
     def ask(self, body: Mapping[str, Any]) -> Answer:
-        """One streamed answer of the home server, with what it cost on the wire."""
-        self.proxy.log()
+        """One streamed answer of the home server."""
         answer = Answer()
         began = time.perf_counter()
         usage: dict[str, Any] = {}
@@ -94,7 +93,14 @@ class Linked:
         answer.routed = own["tokens"].get(self.home.models[-1], 0)
         answer.visits = own["handoffs"] // 2
         answer.drawn = answer.tokens - answer.routed + answer.visits
-        answer.bytes, answer.handoffs = after_first_contact(self.proxy.log(), own["handoffs"])
+        return answer
+
+    def ask_alone(self, body: Mapping[str, Any]) -> Answer:
+        """The same with its bytes on the wire, which nobody else may use meanwhile."""
+        self.proxy.log()
+        answer = self.ask(body)
+        wire = after_first_contact(self.proxy.log(), 2 * answer.visits)
+        answer.bytes, answer.handoffs = wire
         return answer
 
 

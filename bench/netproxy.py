@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class NetProxy:
-    """A proxy in a process of its own; a context manager.
+    """A proxy in a process of its own; a context manager, for any thread.
 
     Args:
         target: ``(host, port)`` of the server.
@@ -62,6 +62,7 @@ class NetProxy:
         self._command = [*prefix, sys.executable, "-m", "bench.netproxy", *place]
         self._command += ["--weather", json.dumps(asdict(weather))]
         self.host, self.port = listen
+        self._one = threading.Lock()
 
     def __enter__(self) -> NetProxy:
         self._process = subprocess.Popen(
@@ -130,9 +131,10 @@ class NetProxy:
 
     def _tell(self, command: str) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{command}\n")
-        self._process.stdin.flush()
-        answer = json.loads(_within(ANSWER_TIMEOUT_S, self._line))
+        with self._one:
+            self._process.stdin.write(f"{command}\n")
+            self._process.stdin.flush()
+            answer = json.loads(_within(ANSWER_TIMEOUT_S, self._line))
         if "error" in answer:
             raise ValueError(answer["error"])
         return answer
