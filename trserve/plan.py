@@ -20,8 +20,10 @@ from trserve.emulated.profile import Profile
 from trserve.endpoint_plan import EndpointPlan, plan_endpoint
 from trserve.errors import ConfigError
 from trserve.gateway.tokenizer import Tokenizer
+from trserve.gpus.links import chosen_links
 from trserve.gpus.members import plan_members, refuse_without_gpus
 from trserve.gpus.plan import GPU_DEVICE, GpuPlan
+from trserve.gpus.planning import Planned
 from trserve.gpus.torch_build import check_torch_for_gpus
 from trserve.ipc.layout import Layout
 from trserve.model_plans import (
@@ -56,7 +58,8 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     defaults.
     ``record`` is None where nothing is recorded, ``batch_threshold`` where thresholds follow the
     load; ``max_wait_ms`` 0 stands for the gate's default. The slab has ``slots`` for the gateway,
-    then ``edge_slots`` for the edge port at ``edge_listen``.
+    then ``edge_slots`` for the edge port at ``edge_listen``. ``links`` names what carries tokens from
+    each model (outer) to each, as ``ipc.device.choice`` calls it; empty where nobody chose.
     """
 
     models: list[ModelPlan]
@@ -83,6 +86,7 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile | None = None
     gpu: GpuPlan = GpuPlan()
     link: str = LINKS[0]
+    links: list[list[str]] = []
     edge_listen: str = ""
     edge_keys: str = ""
     edge_slots: int = 0
@@ -186,6 +190,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         profile=profile,
         gpu=planned.gpu_plan if planned is not None else GpuPlan(),
         link=config.hosts.link,
+        links=_links(config, members, plans, planned),
         edge_listen=config.hosts.edge_listen,
         edge_keys=config.hosts.edge_keys,
         edge_slots=config.hosts.edge_sessions if config.hosts.edge_listen else 0,
@@ -195,6 +200,22 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
         watchdog_s=config.faults.watchdog_s,
         endpoint=plan_endpoint(config.endpoint),
     )
+
+
+def _links(
+    config: LaunchConfig,
+    members: Sequence[Member],
+    plans: Sequence[ModelPlan],
+    planned: Planned | None,
+) -> list[list[str]]:
+    """What carries tokens from each model (outer) to each."""
+    longest = max(each.max_model_len for each in plans if not each.remote)
+    slots = config.engine.max_requests + (
+        config.hosts.edge_sessions if config.hosts.edge_listen else 0
+    )
+    here = [member.is_here for member in members]
+    names = [each.name for each in plans]
+    return chosen_links(config.hosts.link, names, here, planned, 4 * slots * longest)
 
 
 def _batch_threshold(config: LaunchConfig, members: Sequence[Member]) -> list[int] | None:
