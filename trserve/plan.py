@@ -58,8 +58,8 @@ class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
     defaults.
     ``record`` is None where nothing is recorded, ``batch_threshold`` where thresholds follow the
     load; ``max_wait_ms`` 0 stands for the gate's default. The slab has ``slots`` for the gateway,
-    then ``edge_slots`` for the edge port at ``edge_listen``. ``links`` names what carries tokens from
-    each model (outer) to each, as ``ipc.device.choice`` calls it; empty where nobody chose.
+    then ``edge_slots`` for the edge port at ``edge_listen``. ``links`` names what carries tokens
+    from each model (outer) to each, as ``ipc.device.choice`` calls it; empty where nobody chose.
     """
 
     models: list[ModelPlan]
