@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +64,8 @@ VISITS: Final = ((0.8, 4),)
 """(threshold, visit_tokens) beside one token a visit at every threshold."""
 
 QUICK: Final = (0.7, 0.8)
+ONNX: Final = "onnx"
+LONGEST_ROW: Final = 1024
 _DECODE_S: Final = 0.02
 """What a step of ours is taken for before it is measured."""
 
@@ -105,9 +106,12 @@ def settings_of(args: argparse.Namespace) -> list[Setting]:
                     dtypes = list(dict.fromkeys([*dtypes, OTHER]))
                 found += [Setting(PAPER, dtype, service, threshold) for dtype in dtypes]
             if TRSERVE in args.methods:
-                own = Setting(TRSERVE, args.dtype, service, threshold)
-                found.append(own)
-                found += [replace(own, visit=v) for at, v in VISITS if at == threshold]
+                visits = [1, *(visit for at, visit in VISITS if at == threshold)]
+                found += [
+                    Setting(TRSERVE, dtype, service, threshold, visit)
+                    for dtype in args.dtype
+                    for visit in visits
+                ]
     return found
 
 
@@ -135,8 +139,9 @@ def measured(study: Study, settings: Sequence[Setting]) -> Iterator[tuple[Settin
             wanted = [each for each in papers if each.dtype == dtype]
             with paper_cloud(study, service) as cloud:
                 yield from uvloop.run(by_paper(study, study.slm(dtype), cloud, wanted))
-        if ours := [each for each in due if each.method == TRSERVE]:
-            yield from by_trserve(study, ours)
+        ours = [each for each in due if each.method == TRSERVE]
+        for dtype in dict.fromkeys(each.dtype for each in ours):
+            yield from by_trserve(study, [each for each in ours if each.dtype == dtype])
 
 
 @contextmanager
@@ -176,7 +181,8 @@ async def by_paper(
 def by_trserve(study: Study, settings: Sequence[Setting]) -> Iterator[tuple[Setting, list[Answer]]]:
     """All of ``settings``, one question after the other; servers that have warmed up."""
     service, dtype = settings[0].service_s, settings[0].dtype
-    home = ["--load-format", "dummy", "--device", "cpu", "--dtype", dtype]
+    device = ["--device", "onnx"] if dtype == ONNX else ["--device", "cpu", "--dtype", dtype]
+    home = ["--load-format", "dummy", *device, "--max-model-len", str(LONGEST_ROW)]
     home += ["--threads", f"{study.threads},1", "--on-peer-loss", "wait"]
     pair = Pair(str(study.shape), LLM, home, study.profile(service), ["--router", ROUTER])
     with linked(pair, study.weather) as up:
@@ -219,7 +225,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--service", type=_numbers, metavar="S", help="seconds a token of the LLM's")
     made.add_argument("--methods", nargs="+", choices=(PAPER, TRSERVE), default=[PAPER, TRSERVE])
     dtypes = (BASELINE, OTHER)
-    made.add_argument("--dtype", default=OTHER, choices=dtypes, help="of trserve's SLM")
+    made.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=(*dtypes, ONNX),
+        default=[OTHER],
+        help=f"of trserve's SLM; {ONNX} is float32 in ONNX Runtime, as in `trserve edge`",
+    )
     made.add_argument(
         "--paper-dtype",
         nargs="+",
