@@ -13,8 +13,8 @@ the truth:
 
 Wakes are not a link's: the doorbell rings after the push. Tokens are not, either: they lie in the
 row. A medium that moves them too (into a GPU's memory, to another host) reads them there, by slot
-and committed length. ``shm``, the one here, is a ring in the slab's memory file; those of ``device``
-keep its rings and move suffixes beside them.
+and committed length. ``shm``, the one here, is a ring in the slab's memory file; the media of
+``device`` keep its rings and move suffixes beside them.
 
 Knows no batons and no requests.
 """

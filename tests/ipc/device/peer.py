@@ -173,7 +173,7 @@ def _take(
             break
         time.sleep(0)
     if view is not None:
-        ids = api.read(view.pointer, 4 * view.count)
+        ids = api.read(view.pointer, 4 * view.num_ids)
         seen["wrong"] += np.frombuffer(ids, np.int32).tolist() != wanted
         seen["taken"] += 1
         seen["crc"] = crc32(ids, seen["crc"])

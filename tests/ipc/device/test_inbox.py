@@ -77,7 +77,7 @@ class Memory:
 
     def ids(self, view):
         at = view.pointer - BASE
-        return np.frombuffer(self.entries[at : at + 4 * view.count], np.int32).tolist()
+        return np.frombuffer(self.entries[at : at + 4 * view.num_ids], np.int32).tolist()
 
 
 @given(

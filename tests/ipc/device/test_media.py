@@ -171,12 +171,12 @@ def test_before_and_after_they_know_each_other():
         assert handed(shared, slab, media) is None
         started(media)
         view = handed(shared, slab, media, gen=2)
-        assert view is not None and view.count == 5
+        assert view is not None and view.num_ids == 5
         ids = memoryview(api.read(view.pointer, 20)).cast("i").tolist()
         assert ids == [token(2, at) for at in range(10, 15)]
         assert media[0].take(0, 2, 15, 10) is None, "it is in the other's inbox"
         out = api.allocate(2 << 20)
-        assert media[1].collect([Piece(view.pointer, out + 8, view.count)])
+        assert media[1].collect([Piece(view.pointer, out + 8, view.num_ids)])
         assert api.read(out + 8, 20) == api.read(view.pointer, 20)
 
 
@@ -316,6 +316,6 @@ def test_a_cuda_device_pushes_and_collects_in_one_process():
         view = media[1].take(0, 1, 15, 10)
         assert view is not None
         out = api.allocate(2 << 20)
-        api.collect([Piece(view.pointer, out, view.count)])
+        api.collect([Piece(view.pointer, out, view.num_ids)])
         ids = memoryview(api.read(out, 20)).cast("i").tolist()
         assert ids == [token(1, at) for at in range(10, 15)]

@@ -6,7 +6,8 @@ import pytest
 
 from trserve.errors import TrserveError
 from trserve.ipc.device.cuda_device import why_unavailable
-from trserve.ipc.device.transport import MEDIA, TransportSamples, transport_samples
+from trserve.ipc.device.transport import TransportSamples, soak, transport_samples
+from trserve.ipc.device.transport_consumer import MEDIA
 
 
 @pytest.mark.parametrize("medium", MEDIA[:3])
@@ -24,6 +25,21 @@ def test_handoffs_are_timed_between_two_processes(medium):
 @pytest.mark.skipif(bool(why_unavailable()), reason=f"no device: {why_unavailable()}")
 def test_handoffs_are_timed_through_a_gpu(medium):
     assert transport_samples(medium, 50).missed < 5
+
+
+@pytest.mark.parametrize("medium", MEDIA[1:3])
+def test_every_id_is_compared_also_after_a_consumer_was_killed(medium, full):
+    n = 20_000 if full else 600
+    found = soak(medium, n)
+    assert found["wrong"] == 0
+    assert found["received"] == n - n // 2 - 8
+    assert found["taken"] > found["received"] // 2
+
+
+@pytest.mark.parametrize("medium", MEDIA[3:5])
+@pytest.mark.skipif(bool(why_unavailable()), reason=f"no device: {why_unavailable()}")
+def test_every_id_is_compared_through_a_gpu(medium):
+    assert soak(medium, 600)["wrong"] == 0
 
 
 def test_what_is_no_medium_is_refused():

@@ -72,10 +72,19 @@ class CudaDevice:
         self._streams: dict[int, Any] = {}
         self._stream = cupy.cuda.Stream(non_blocking=True)
         module = cupy.RawModule(code=SOURCE, options=("--std=c++17",))
-        self._push_kernel = module.get_function("trserve_push")
-        self._collect_kernel = module.get_function("trserve_collect")
+        self._push_kernel = self._compile(module, "trserve_push")
+        self._collect_kernel = self._compile(module, "trserve_collect")
         self._staging = self._create_staging()
-        self._staging_lock = threading.Lock()
+        self._staging_lock = threading.Lock()  # a thread of nccl's forwards beside the worker's
+
+    def _compile(self, module: Any, name: str) -> Any:
+        try:
+            return module.get_function(name)
+        except Exception as error:  # NVRTC's own, or of whatever looks for its library
+            raise DeviceError(
+                f"the kernel {name} cannot be compiled ({error}): NVRTC comes with the CUDA "
+                "toolkit, or as nvidia-cuda-nvrtc"
+            ) from None
 
     def _create_staging(self) -> Staging:
         address = self._do("hostAlloc", self._rt.hostAlloc, STAGING_BYTES, _PORTABLE_AND_MAPPED)
@@ -184,7 +193,7 @@ class CudaDevice:
     def _launch(self, kernel: Any, commands: Sequence[tuple[Any, int, int]], stream: Any) -> bool:
         if not commands:
             return True
-        with self._staging_lock:  # a thread of nccl's forwards beside the worker's own
+        with self._staging_lock:
             first = self._staging.write(commands)
             if first is None:
                 return False
@@ -208,7 +217,8 @@ class CudaDevice:
 
     def done(self, mark: int) -> bool:
         """Whether the kernels have given back all tickets so far; the driver is not asked."""
-        return self._staging.is_done(mark)
+        with self._staging_lock:
+            return self._staging.is_done(mark)
 
     def read(self, pointer: int, nbytes: int) -> bytes:
         """Waits for the private stream; for checks only."""

@@ -74,18 +74,17 @@ class Suffix(NamedTuple):
     ids: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceView:
+class DeviceView(NamedTuple):
     """Ids on this process's device, for a kernel that is launched from now on.
 
     Attributes:
-        pointer: device pointer of int32 [count].
+        pointer: device pointer of int32 [num_ids].
         notice: index of the notice's ``seq`` word; negative for a view of the row itself.
         seq: what it was.
     """
 
     pointer: int
-    count: int
+    num_ids: int
     notice: int = -1
     seq: int = 0
 
@@ -93,7 +92,7 @@ class DeviceView:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """For torch and CuPy. No stream: the launch is the acquire."""
         return {
-            "shape": (self.count,),
+            "shape": (self.num_ids,),
             "typestr": "<i4",
             "data": (self.pointer, False),
             "version": 3,
