@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.models.reference import make_model, save
+from tests.workers.cuda import harness
 from tests.workers.cuda.harness import ALL, MAX_ROWS, Beside, Row, graphs_runner, router_of
 from trserve.errors import ConfigError
 from trserve.workers.sampler import NO_TOKEN
@@ -154,3 +155,11 @@ def test_graphs_can_be_given_up(path):
     expected = beside.torch.forward(beside.step)
     found = beside.graphs.forward(beside.step)
     assert torch.allclose(found.logits[:, :90], expected.logits[:, :90], atol=2e-4)
+
+
+def test_blocks_smaller_than_the_widest_extend(path, monkeypatch):
+    monkeypatch.setattr(harness, "BLOCK", 4)
+    beside = Beside(path, router_of("none"), seed=12)
+    row = beside.row(20)
+    for count in (10, 8, 2):
+        beside.check([row], [count])

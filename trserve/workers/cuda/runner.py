@@ -174,10 +174,9 @@ class CudaRunner:
         views.pad(0)
         starts = np.arange(bucket.rows + 1, dtype=np.int32) * bucket.width
         lengths = np.full(1, bucket.width, np.int32)
-        first_block = np.zeros((1, 1), np.int32)
-        self._attention.plan(
-            BatchGeometry(1, starts, lengths, first_block, bucket.width, bucket.rows)
-        )
+        # However small blocks are, a row of so many tokens has no more of them.
+        blocks = np.zeros((1, bucket.width), np.int32)
+        self._attention.plan(BatchGeometry(1, starts, lengths, blocks, bucket.width, bucket.rows))
         last = None
         if bucket.width > 1:
             ends = torch.arange(bucket.width - 1, bucket.tokens, bucket.width)
