@@ -63,7 +63,8 @@ def check_alone(j: Joined, slot: Any, *, keeps: bool) -> int:
             assert alone[n] or wanted == 0
             wanted = 1 if leaves and not alone[n] else 0
         else:
-            assert alone[n] == leaves, n
+            assert alone[n] == (leaves or wanted == 1), n
+            wanted = 0
     return sum(alone)
 
 
