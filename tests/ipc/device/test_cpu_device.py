@@ -149,13 +149,15 @@ def test_records_are_forwarded_and_ids_collected_in_stream_order(lag_s):
     assert api.push([Push(record, pointer, line)])
     assert api.forward([Forward(pointer, pointer + RECORD_BYTES, line + HEADER_BYTES)])
     out = pointer + 2 * RECORD_BYTES
-    assert api.collect([Piece(pointer + RECORD_BYTES + HEADER_BYTES + 8, out, 3)])
+    source = pointer + RECORD_BYTES + HEADER_BYTES + 8
+    assert api.collect([Piece(source, out, 3), Piece(source, out + 16, -3)])
     if lag_s:
         assert api.read(pointer, 8) == bytes(8), "copies come later"
         with pytest.raises(DeviceError, match="within 0 s"):
             sync(api, 0.0)
     sync(api, 10.0)
     assert np.frombuffer(api.read(out, 12), np.int32).tolist() == [2, 3, 4]
+    assert np.frombuffer(api.read(out + 16, 24), np.int64).tolist() == [2, 3, 4]
     assert memory[:HEADER_BYTES] == memory[HEADER_BYTES : 2 * HEADER_BYTES] == record[:64]
 
 

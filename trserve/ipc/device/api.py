@@ -49,7 +49,11 @@ class Forward(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """``num_ids`` int32 to copy from ``source`` to ``destination``, both device pointers."""
+    """Ids to copy from ``source`` to ``destination``, both device pointers.
+
+    Attributes:
+        num_ids: how many int32; negative: so many, each widened to int64.
+    """
 
     source: int
     destination: int

@@ -22,6 +22,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
+import numpy as np
+
 from trserve.ipc.device.api import (
     GRANULE,
     HANDLE_BYTES,
@@ -198,7 +200,11 @@ class CpuDevice:
         return True
 
     def _copy(self, source: int, destination: int, count: int) -> None:
-        self._at(destination, 4 * count)[:] = self._at(source, 4 * count)
+        if count >= 0:
+            self._at(destination, 4 * count)[:] = self._at(source, 4 * count)
+        else:
+            wide = np.frombuffer(self._at(destination, -8 * count), np.int64)
+            wide[:] = np.frombuffer(self._at(source, -4 * count), np.int32)
 
     def _store_from(self, source: int, entry: int, notice: int) -> None:
         header = self._at(source, HEADER_BYTES)

@@ -68,6 +68,8 @@ extern "C" __global__ void trserve_collect(word* commands, word first, word mask
   int* destination = (int*)command[1];
   const int count = (int)command[2];
   for (int i = threadIdx.x; i < count; i += blockDim.x) destination[i] = source[i];
+  word* wide = (word*)destination;
+  for (int i = threadIdx.x; i < -count; i += blockDim.x) wide[i] = source[i];
   __syncthreads();
   if (threadIdx.x == 0) give_back(command);
 }
