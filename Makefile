@@ -8,7 +8,7 @@ SHELL := /bin/bash
 ARGS ?=
 PIP_ARGS ?=
 
-.PHONY: setup serve test test-all lint bench clients page-test demo-models demo-routers clean
+.PHONY: setup serve test test-all extras lint bench clients page-test demo-models demo-routers clean
 
 setup: $(STAMP)
 
@@ -31,8 +31,17 @@ lint: $(STAMP)
 test: $(STAMP)
 	@tests/stages.sh
 
+# Packages of the extras gpu-test and cluster, beside the environment: kernels are then interpreted
+# and compiled for their targets, and a cluster of raylets is started. Takes a GB; no GPU is needed.
+EXTRAS := triton==3.6.0 ray==2.60.0
+extras: .extras/.installed
+.extras/.installed: $(STAMP)
+	@rm -rf .extras
+	$(BIN)/pip install --quiet $(PIP_ARGS) --target .extras $(EXTRAS)
+	@touch $@
+
 # Full counts; its output is committed.
-test-all: $(STAMP)
+test-all: $(STAMP) extras
 	@mkdir -p docs/results
 	@set -o pipefail; TRSERVE_FULL=1 tests/stages.sh 2>&1 | tee docs/results/test-all.txt
 
@@ -60,4 +69,4 @@ demo-routers: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m trserve.training.demo $(ARGS)
 
 clean:
-	rm -rf $(VENV) .clients .page-test build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients .page-test .extras build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -34,3 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def full() -> bool:
     """Whether full counts are wanted."""
     return FULL
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many tests of this run wait for a device, as a line of its own."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    waiting = sum("device" in str(report.longrepr[2]) for report in skipped)
+    if waiting:
+        terminalreporter.write_line(f"gpu: SKIPPED {waiting} tests (no device)")

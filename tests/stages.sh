@@ -8,6 +8,8 @@ limit=180
 [ -n "${TRSERVE_FULL:-}" ] && limit=3600
 # Two pools of threads that fight for two cores cost 10x and more; servers set their own.
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Packages that only some tests want, too large for everybody: `make extras`.
+[ -d .extras ] && export PYTHONPATH="$PWD/.extras${PYTHONPATH:+:$PYTHONPATH}"
 total=$SECONDS
 
 stage() {
@@ -43,16 +45,21 @@ finish() {
 stage lint "$bin/ruff" check .
 stage format "$bin/ruff" format --check .
 suite "shared memory and launcher" tests/ipc tests/launcher tests/trace tests/test_serverproc.py \
-  tests/test_pitfalls.py tests/terminal
+  tests/test_pitfalls.py tests/terminal --ignore tests/ipc/device
 begin stage types "$bin/mypy"
 suite "scheduling" tests/sched tests/test_plan_command.py tests/solver
 finish
-begin suite "models and workers" tests/models tests/workers
+begin suite "models and workers" tests/models tests/workers --ignore tests/models/cuda \
+  --ignore tests/workers/cuda --ignore tests/workers/tp
 suite "routers" tests/router_lib tests/router_check tests/router_convert tests/calibration \
   tests/training
 finish
 begin suite "embedded pair" tests/demo
 suite "gateway" tests/gateway
+finish
+begin suite "GPU parts and tensor parallel" tests/models/cuda tests/workers/cuda tests/workers/tp \
+  tests/ipc/device tests/gpus
+suite "several hosts" tests/edge tests/cluster
 finish
 suite "published weights" tests/realmodel
 suite "golden equality" -rP tests/golden/test_golden.py
