@@ -21,7 +21,7 @@ from trserve.models.cuda.weights import check_device_memory, device_caches, load
 from trserve.models.decoder import Decoder
 from trserve.models.spec import read_spec
 from trserve.workers.cuda.buckets import pieces_from_environment
-from trserve.workers.cuda.graphs import GraphDevice, graph_device
+from trserve.workers.cuda.graphs import GraphDevice, NoGraphsOnCpu, graph_device
 from trserve.workers.cuda.runner import CudaRunner, RunnerLimits
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def create_runner(plan: ServerPlan, index: int, progress: Progress | None = None
     if device.type == "cpu":
         log.warning("this runner emulates a GPU's on the CPU: its graphs are functions run again")
         torch.set_num_threads(model.threads)
+    graphs = NoGraphsOnCpu(strict=False) if device.type == "cpu" else None
     decoder = load_onto(
         device,
         Path(model.path),
@@ -66,6 +67,7 @@ def create_runner(plan: ServerPlan, index: int, progress: Progress | None = None
         row_tokens=plan.layout.row_tokens,
         model=index,
         tokenizer_size=plan.tokenizer_size,
+        graphs=graphs,
     )
 
 

@@ -152,10 +152,13 @@ class CudaGraphs:
 class ReplayOnCpu(Graph):
     """No graph: replays by running the function again, on the CPU.
 
-    It refuses, as a graph would, functions that ask a tensor for a value (``float(x)``, ``if x``).
+    Args:
+        strict: refuse, as a graph would, functions that ask a tensor for a value (``float(x)``,
+            ``if x``). What watches for that takes more than a second to import.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = True) -> None:
+        self._strict = strict
         self._work: Work = _nothing
 
     def capture(self, work: Work) -> None:
@@ -164,7 +167,10 @@ class ReplayOnCpu(Graph):
         Raises:
             RuntimeError: it asked for a value.
         """
-        with _NoValues():  # type: ignore[no-untyped-call]
+        if self._strict:
+            with _NoValues():  # type: ignore[no-untyped-call]
+                work()
+        else:
             work()
         self._work = work
 
@@ -189,13 +195,20 @@ class _NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class NoGraphsOnCpu:
-    """Stands for a GPU on the CPU, where all is done as soon as it is launched."""
+    """Stands for a GPU on the CPU, where all is done as soon as it is launched.
+
+    Args:
+        strict: see :class:`ReplayOnCpu`.
+    """
 
     name = "graphs emulated on the CPU"
 
+    def __init__(self, *, strict: bool = True) -> None:
+        self._strict = strict
+
     def graph(self) -> Graph:
         """What stands for a graph."""
-        return ReplayOnCpu()
+        return ReplayOnCpu(strict=self._strict)
 
     def submitted(self) -> None:
         """It is done by now."""
