@@ -45,8 +45,8 @@ def why_unavailable() -> str:
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"no device ({error})"
-    return "" if count > 0 else "no device"
+        return f"CUDA cannot be used ({error})"
+    return "" if count > 0 else "CUDA sees no GPU"
 
 
 class CudaDevice:
