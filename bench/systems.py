@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from bench import two_hosts
 from bench.closed_loop import Until, Window, measure
 from bench.endpoint import (
     Address,
@@ -171,6 +172,8 @@ def running(system: str, setup: Setup, vector: Vector | None = None) -> Iterator
         elif system == STANDARD:
             servers = single_servers(stack, setup, [()] * len(setup.models))
             yield Standard(servers, lambda seed: setup.algorithm.policy(seed, setup.vocabulary))
+        elif system == two_hosts.SYSTEM:
+            yield Endpoint(stack.enter_context(two_hosts.two_hosts(setup)))
         else:
             router = setup.algorithm.router_arguments(setup.device)
             gate = gate_arguments(system, vector, len(setup.models))

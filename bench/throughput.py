@@ -29,7 +29,7 @@ from typing import Final
 
 import uvloop
 
-from bench import throughput_sweep, throughput_timeline
+from bench import throughput_sweep, throughput_timeline, two_hosts
 from bench.common import Row, parser, report, track
 from bench.endpoint import NotAvailableError
 from bench.prediction import best, latencies, missing_row, row_of, system_at, warmed
@@ -43,7 +43,14 @@ from bench.throughput_options import (
     until_of,
     workload_of,
 )
-from bench.throughput_tables import plot, print_missing, print_published, print_ratios, short
+from bench.throughput_tables import (
+    plot,
+    print_hosts,
+    print_missing,
+    print_published,
+    print_ratios,
+    short,
+)
 from bench.workloads import WORKLOADS, Workload
 
 FIXED: Final = ("delayed-fixed",)
@@ -143,11 +150,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     made.add_argument("--timeline", action="store_true", help="the models' steps, of one N")
     made.add_argument("--timeline-s", type=float, default=1.0, metavar="S", help="how much of them")
+    made.add_argument(
+        "--hosts",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="2: eager on one host beside eager with the last model at another one, over tcp",
+    )
     made.add_argument("--reproduce", action="store_true", help="the scheduling model's checks")
     made.add_argument(
         "--parts", default="1,2,3,4,5,6", metavar="1,2", help="of --reproduce: which of its checks"
     )
     args = made.parse_args(argv)
+    if args.hosts == 2:
+        args.systems = f"eager,{two_hosts.SYSTEM}"
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
         made.error("--plot needs matplotlib: pip install 'trserve[plot]'")
     if args.concurrency == made.get_default("concurrency"):
@@ -161,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows, ok = reproduce(names(args.parts), quick=args.quick)
         report("throughput", args, rows, "the scheduling model's checks", plot, short)
         sys.exit(not ok)
-    unknown = set(names(args.systems)) - {*SYSTEMS, *OFFICIAL, R2R}
+    unknown = set(names(args.systems)) - {*SYSTEMS, *OFFICIAL, R2R, two_hosts.SYSTEM}
     if unknown:
         made.error(f"--systems: no system {', '.join(sorted(unknown))}; there are {SYSTEMS}")
     if args.sweep is not None or args.timeline:
@@ -175,6 +191,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     report("throughput", args, rows, title, plot, short)
     print_missing(rows)
     print_ratios(rows)
+    if args.hosts == 2:
+        print_hosts(rows)
     print_published(sorted({setup.algorithm.name for setup, _ in cells(args)}))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from bench import two_hosts
 from bench.common import Row, print_table
 
 _ALONE: Final = ("slm-only", "llm-only")
@@ -132,3 +133,22 @@ def plot(axes: Any, rows: Sequence[Row]) -> None:
         axes.plot([x for x, _ in mine], [y for _, y in mine], "o-", label=system)
     axes.set(xlabel="tokens/s per user", ylabel="tokens/s")
     axes.legend()
+
+
+def print_hosts(rows: Sequence[Row]) -> None:
+    """Two hosts beside one, by workload and number of users, and the published ratio."""
+    found = {
+        (row["system"], row["algorithm"], row["workload"], row["concurrency"]): row
+        for row in rows
+        if row.get("tokens_per_s") is not None
+    }
+    shown: list[Row] = []
+    for (system, *cell), row in found.items():
+        one = found.get(("eager", *cell))
+        if system == two_hosts.SYSTEM and one is not None:
+            algorithm, workload, users = cell
+            ratio = row["tokens_per_s"] / one["tokens_per_s"]
+            published = two_hosts.PAPER.get(users)
+            values = {"two_over_one": ratio, "published_over_RoCE": published}
+            shown.append({"algorithm": algorithm, "workload": workload, "N": users, **values})
+    print_table(f"two hosts ({two_hosts.BETWEEN}) over one", shown)
