@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.gpus.programs import install_mps, install_smi, line, uuid
+from trserve import plan
 from trserve.config import LaunchConfig, config_from_flags
 from trserve.errors import ConfigError
 from trserve.gpus.links import chosen_links, link_topology, unreached
@@ -89,3 +91,18 @@ def test_a_pair_is_unreached_if_one_way_is_missing() -> None:
     access = PeerAccess({(0, 1): "OK", (1, 0): "TNS"})
     found = unreached(planned(gpus=((0,), (1,))), access)
     assert found == {(0, 1): "the topology does not support it"}
+
+
+def test_the_whole_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose torch is for CUDA."""
+    monkeypatch.setattr(plan, "check_torch_for_gpus", lambda: None)
+    monkeypatch.setattr(choice, "find_spec", lambda name: object())
+    made = plan.make_plan(config_from_flags({"device": "cuda", "gpus": ((0,), (0, 1))}))
+    assert made.device == "cuda"
+    assert [model.gpus for model in made.models] == [(0,), (0, 1)]
+    assert [model.tp for model in made.models] == [1, 2]
+    assert all(model.num_blocks > 0 for model in made.models)
+    assert made.gpu.uuids == [[uuid(0)], [uuid(0), uuid(1)]] and made.gpu.clients == {}
+    assert made.links == [["", "host_mapped"], ["host_mapped", ""]]
+    sent = msgspec.convert(msgspec.to_builtins(made), plan.ServerPlan)
+    assert sent == made
