@@ -267,6 +267,8 @@ class TcpCloud:
 
     def _on_welcome(self, frame: bytes, now: float) -> None:
         welcome = greeting.decode(frame, greeting.Welcome)
+        if self._welcomed:
+            raise FrameError("a second welcome")
         for session in self._sessions.values():
             session.reconnect()
             if welcome.instance != self._peer:

@@ -20,7 +20,12 @@ import pytest
 from tests.golden.compare import Answer, assert_golden
 from tests.golden.completions import PATH, body_of
 from tests.golden.pairs import LARGE_SEED
-from tests.golden.random_pair import build_random_pair, byte_tokenizer, random_prompts
+from tests.golden.random_pair import (
+    build_random_pair,
+    byte_tokenizer,
+    random_prompts,
+    write_random_model,
+)
 from tests.golden.reference import Setting
 from tests.golden.routed import RoutedReference
 from tests.golden.rules import Mixture
@@ -134,6 +139,36 @@ def test_a_router_is_its_definition_across_two_hosts(pair: Pair, name: str, tmp_
         answers = [answer_of(response) for response in concurrently(one, range(len(jobs)), 8)]
         labels, traces = [job[0] for job in jobs], [job[3] for job in jobs]
         assert_golden(zip(labels, traces, answers, strict=True))
+
+
+@pytest.mark.slow
+def test_three_models_two_of_them_at_the_far_host(pair: Pair) -> None:
+    """Two link agents over two connections; what passes between the two there stays there."""
+    third = pair.folder / "third"
+    write_random_model(third, 1, random_prompts(16, Random("third")), seed=4)
+    weights = (0.5, 0.3, 0.2)
+    shared = ["--router", "me", "--router-config", "weights=0.5/0.3/0.2"]
+    threads = ["--device", "cpu", "--dtype", "float32"]
+    at = f"127.0.0.1:{pair.port}"
+    listens = ["--edge-listen", at, "--edge-keys", pair.key("far")]
+    there = ["--models", f"slm@edge,{pair.llm},{third}", *listens, *threads, *shared]
+    models = f"{pair.slm},{pair.llm}@{at},{third}@{at}"
+    here = ["--models", models, "--edge-keys", pair.key("home"), *threads, *shared]
+    reference = RoutedReference(pair.slm, pair.llm, third)
+    jobs = asked(12)
+    traces = [reference.run(prompt, s, Mixture(weights)) for _, prompt, s in jobs]
+    with Server(there), Server(here) as home:
+
+        def one(at: int) -> Answer:
+            _, prompt, setting = jobs[at]
+            body = body_of(prompt, setting, home.models)
+            del body["trserve"]["router"]
+            return answer_of(home.post(PATH, body, timeout_s=60.0))
+
+        answers = concurrently(one, range(len(jobs)), 8)
+    labels = [f"prompt {index}" for index, *_ in jobs]
+    summary = assert_golden(zip(labels, traces, answers, strict=True))
+    assert {source for answer in answers for source in answer.sources} == {0, 1, 2}, summary
 
 
 # -- processes that are killed -------------------------------------------------------------------
@@ -280,6 +315,7 @@ def test_a_wrong_key_is_refused_and_both_say_so(pair: Pair, joined: tuple[Server
     assert code == 3 and "ends the handshake" in log
 
 
+@pytest.mark.slow
 def test_another_router_is_refused_and_both_say_so(
     pair: Pair, joined: tuple[Server, Server]
 ) -> None:
