@@ -35,9 +35,9 @@ def open_session(graph: Path, threads: int) -> onnxruntime.InferenceSession:
     options.inter_op_num_threads = 1
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
-    # Threads that wait for work by spinning take the cores from the link and the gateway, which
-    # share them on a small device.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Within a run, threads that spin for their next part save a third of it; after it they would
+    # take the cores from the link and the gateway, which share them on a small device.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         return runtime.InferenceSession(
             str(graph), sess_options=options, providers=["CPUExecutionProvider"]
