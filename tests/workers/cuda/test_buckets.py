@@ -45,7 +45,7 @@ def test_extends_double():
 
 
 def test_no_extend_is_larger_than_a_step():
-    buckets = Buckets.of(PIECES, max_rows=16, max_tokens=32)
+    buckets = Buckets.of(max_rows=16, max_tokens=32)
     assert buckets.by_width == {
         1: [1, 2, 4, 8, 16],
         2: [1, 2, 4, 8, 16],
@@ -71,15 +71,11 @@ def test_no_extend_is_larger_than_a_step():
     ],
 )
 def test_a_step_finds_the_smallest_shape_that_holds_it(rows, expected):
-    assert Buckets.of(PIECES, max_rows=16, max_tokens=32).find(step_of(rows)) == expected
+    assert Buckets.of(max_rows=16, max_tokens=32).find(step_of(rows)) == expected
 
 
-def test_what_is_not_captured_is_not_found():
-    decodes, extends = step_of([(9, 1)]), step_of([(9, 2)])
-    one = Buckets.of({"slm", "router"}, max_rows=8, max_tokens=32)
-    assert one.find(decodes) == Bucket(1, 1) and one.find(extends) is None
-    other = Buckets.of({"extend"}, max_rows=8, max_tokens=32)
-    assert other.find(decodes) is None and other.find(extends) == Bucket(1, 2)
+def test_every_shape_is_of_one_piece():
+    assert [Bucket(4, width).piece for width in (1, 2, 8)] == ["slm", "extend", "extend"]
 
 
 def test_the_environment_names_the_pieces(monkeypatch):

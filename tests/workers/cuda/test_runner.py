@@ -67,12 +67,19 @@ def test_what_is_left_out_of_the_graphs_computes_the_same(path, pieces):
     assert go(beside, 12) == {0, 1}
 
 
+@pytest.mark.parametrize(("pieces", "captured"), [("", 0), ("slm", 5)])
+def test_pieces_say_what_is_captured(path, pieces, captured):
+    runner = graphs_runner(path, router_of("none"), frozenset(filter(None, [pieces])))
+    assert len(runner._graphs) == captured < len(runner._shapes)
+    assert not runner._decisions._graphs
+
+
 @pytest.mark.parametrize("case", ["qwen2", "llama-bias", "yarn-rope-options", "experts"])
 def test_other_models(tmp_path, case):
     """Biases, scaled rotations, no norm of heads; experts run without graphs."""
     path = save(make_model(case), tmp_path)
     beside = Beside(path, router_of("margin", threshold=0.5), seed=5)
-    assert bool(beside.graphs._captured) is (case != "experts")
+    assert bool(beside.graphs._shapes) is (case != "experts")
     go(beside, 8)
 
 

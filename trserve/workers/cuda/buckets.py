@@ -1,4 +1,4 @@
-"""Which steps a captured graph can compute: numbers of rows, and tokens of each.
+"""Which steps a graph can compute: numbers of rows, and tokens of each.
 
 A graph has a fixed shape; a step with fewer rows is padded to the next bucket. Rows must be equally
 wide: a row with fewer tokens is led by tokens that are in the cache already, which are computed
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -22,16 +21,16 @@ PIECES_VARIABLE: Final = "TRSERVE_CUDA_GRAPHS"
 PIECES: Final = ("slm", "extend", "router")
 """What can be captured, by the names of the ablation: steps of one token a row, steps of several,
 and what follows the logits: sampling, the router's score and its decision. What is left out is
-launched operation by operation, and computes the same."""
+launched operation by operation over the same shapes, padding included, and computes the same."""
 
 EXTEND_WIDTHS: Final = (2, 4, 8)
-"""Tokens a row of the captured extends: suffixes that came by handoff."""
+"""Tokens a row of extends that have a graph: suffixes that came by handoff."""
 
 _STEP: Final = 8
 
 
 class Bucket(NamedTuple):
-    """A captured shape: ``rows`` rows of ``width`` tokens."""
+    """A graph's shape: ``rows`` rows of ``width`` tokens."""
 
     rows: int
     width: int
@@ -40,6 +39,11 @@ class Bucket(NamedTuple):
     def tokens(self) -> int:
         """Tokens of the step, padding included."""
         return self.rows * self.width
+
+    @property
+    def piece(self) -> str:
+        """Which of ``PIECES`` it belongs to."""
+        return "slm" if self.width == 1 else "extend"
 
 
 def pieces_from_environment() -> frozenset[str]:
@@ -73,20 +77,17 @@ def extend_rows(max_rows: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The shapes that are captured, by width: numbers of rows in rising order."""
+    """The shapes of graphs, by width: numbers of rows in rising order."""
 
     by_width: dict[int, list[int]]
 
     @classmethod
-    def of(cls, pieces: Iterable[str], *, max_rows: int, max_tokens: int) -> Buckets:
-        """Those of ``pieces`` that a step may need."""
-        found: dict[int, list[int]] = {}
-        if "slm" in pieces:
-            found[1] = row_buckets(max_rows)
-        if "extend" in pieces:
-            rows = extend_rows(max_rows)
-            found |= {w: [r for r in rows if r * w <= max_tokens] for w in EXTEND_WIDTHS}
-        return cls({width: rows for width, rows in found.items() if rows})
+    def of(cls, *, max_rows: int, max_tokens: int) -> Buckets:
+        """Those that steps of up to so many rows and tokens may need."""
+        found = {1: row_buckets(max_rows)}
+        rows = extend_rows(max_rows)
+        found |= {w: [r for r in rows if r * w <= max_tokens] for w in EXTEND_WIDTHS}
+        return cls({width: each for width, each in found.items() if each})
 
     @property
     def largest_first(self) -> list[Bucket]:

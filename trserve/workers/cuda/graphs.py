@@ -126,8 +126,7 @@ class CudaGraphs:
         # What was loaded until now was launched on another stream.
         torch.cuda.synchronize(device)
         # Everything that this thread launches goes there from now on, whoever launches it.
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        torch.cuda.set_stream(self._stream)
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         # The waiting thread spins: the wake-up of a blocking wait takes longer than a small step.
         self._done = torch.cuda.Event(blocking=False)  # type: ignore[no-untyped-call]
@@ -146,7 +145,7 @@ class CudaGraphs:
 
     def synchronize(self) -> None:
         """Wait for the stream."""
-        self._stream.synchronize()
+        torch.cuda.current_stream().synchronize()
 
 
 class ReplayOnCpu(Graph):

@@ -1,4 +1,4 @@
-"""The steps of one model on a GPU: graphs where the shape has one, eager launches where not.
+"""The steps of one model on a GPU: graphs where the shape has one, single launches where not.
 
 A step's inputs go over in one copy; the forward replays or is launched; where the step decides by
 itself (``in_step``), sampling, score and decision follow on the device, and a few words a row come
@@ -46,11 +46,11 @@ class RunnerLimits:
 
 
 @dataclass(slots=True)
-class _Captured:
+class _Shape:
     """One bucket: its views, what launches it, and its geometry but for lengths and blocks."""
 
     views: TokenViews
-    replay: Callable[[], None]
+    launch: Callable[[], None]
     query_start: NDArray[np.int32]
 
 
@@ -95,7 +95,7 @@ class CudaRunner:
             tap=None,
         )
         self._decisions: Decisions | None = None
-        self._captured: dict[Bucket, _Captured] = {}
+        self._shapes: dict[Bucket, _Shape] = {}
         self._graphs: list[Graph] = []
         self._buckets = Buckets({})
         nothing = np.zeros((1, 1), np.int32)
@@ -118,25 +118,22 @@ class CudaRunner:
     def prepare(self, router: BaseRouter) -> None:
         """Capture the graphs of all buckets, with ``router`` where it can be part of them."""
         began = time.monotonic()
-        pieces = self._limits.pieces
+        limits = self._limits
         if self.decoder.capturable:
-            limits = self._limits
-            self._buckets = Buckets.of(
-                pieces, max_rows=limits.max_rows, max_tokens=limits.max_tokens
-            )
-        elif pieces & {"slm", "extend"}:
+            self._buckets = Buckets.of(max_rows=limits.max_rows, max_tokens=limits.max_tokens)
+        else:
             log.info("a model with experts chooses them on the host: its steps run without graphs")
         for bucket in self._buckets.largest_first:
-            self._captured[bucket] = self._capture(bucket)
+            self._shapes[bucket] = self._make_ready(bucket)
         self._decisions = self._create_decisions(router)
         self._device.synchronize()
         freeze_after_capture()
         log.info(
             "%s: %d shapes captured in %.1f s; pieces: %s",
             self._device.name,
-            len(self._captured),
+            len(self._graphs),
             time.monotonic() - began,
-            ", ".join(sorted(pieces)) or "none",
+            ", ".join(sorted(limits.pieces)) or "none",
         )
 
     def _create_decisions(self, router: BaseRouter) -> Decisions:
@@ -169,26 +166,32 @@ class CudaRunner:
             captures="router" in self._limits.pieces,
         )
 
-    def _capture(self, bucket: Bucket) -> _Captured:
+    def _make_ready(self, bucket: Bucket) -> _Shape:
+        """Capture the forward of ``bucket``, if it is of a piece that is to be captured."""
         views = self._inputs.tokens(bucket.tokens)
-        views.pad(0)
         starts = np.arange(bucket.rows + 1, dtype=np.int32) * bucket.width
-        lengths = np.full(1, bucket.width, np.int32)
-        # However small blocks are, a row of so many tokens has no more of them.
-        blocks = np.zeros((1, bucket.width), np.int32)
-        self._attention.plan(BatchGeometry(1, starts, lengths, blocks, bucket.width, bucket.rows))
         last = None
         if bucket.width > 1:
             ends = torch.arange(bucket.width - 1, bucket.tokens, bucket.width)
             last = ends.to(self.decoder.device)
-        graph = self._device.graph()
 
         def work() -> None:
-            self._forward(views, bucket.rows, last, _nothing_more)
+            self._forward(views, bucket.rows, last, self.on_layer)
 
-        graph.capture(work)
-        self._graphs.append(graph)
-        return _Captured(views, graph.replay, starts)
+        launch = work
+        if bucket.piece in self._limits.pieces:
+            views.pad(0)
+            lengths = np.full(1, bucket.width, np.int32)
+            # However small blocks are, a row of so many tokens has no more of them.
+            blocks = np.zeros((1, bucket.width), np.int32)
+            self._attention.plan(
+                BatchGeometry(1, starts, lengths, blocks, bucket.width, bucket.rows)
+            )
+            graph = self._device.graph()
+            graph.capture(work)
+            self._graphs.append(graph)
+            launch = graph.replay
+        return _Shape(views, launch, starts)
 
     def close(self) -> None:
         """Free all graphs; before any communicator that they use is destroyed."""
@@ -197,7 +200,7 @@ class CudaRunner:
             graph.reset()
         if self._decisions is not None:
             self._decisions.close()
-        self._captured.clear()
+        self._shapes.clear()
         self._buckets = Buckets({})
 
     # ---------------------------------------------------------------- once per step
@@ -257,11 +260,11 @@ class CudaRunner:
         bucket = self._buckets.find(step) if also is None else None
         if bucket is None:
             return self._eager(step, also)
-        captured = self._captured[bucket]
-        self._inputs.fill(captured.views, step, bucket)
-        self._plan(step, captured.query_start, bucket)
+        shape = self._shapes[bucket]
+        self._inputs.fill(shape.views, step, bucket)
+        self._plan(step, shape.query_start, bucket)
         self.on_layer()
-        captured.replay()
+        shape.launch()
         return None
 
     def _plan(self, step: StepInputs, query_start: NDArray[np.int32], bucket: Bucket) -> None:
