@@ -13,6 +13,7 @@ from trserve.errors import RequestError
 from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import Reach, Slab
 from trserve.plan import ServerPlan
+from trserve.restarts import DEGRADE
 
 _REACH: Final = WORKER_WORDS.index("reach")
 _OUTAGES: Final = WORKER_WORDS.index("outages")
@@ -34,6 +35,7 @@ class ModelLinks:
         self.places = {i: model.remote for i, model in remote if i not in self.placeholders}
         self._names = [model.name for model in plan.models]
         self._words = {i: slab.workers[i].words for i in self.places}
+        self._goes_on = plan.on_peer_loss == DEGRADE
 
     def _reach(self, model: int) -> Reach:
         return Reach(self._words[model][_REACH])
@@ -59,9 +61,12 @@ class ModelLinks:
         return f"the model {self._names[model]} at {self.places[model]} cannot be reached"
 
     def watch(self, models: Collection[int]) -> Callable[[], bool]:
-        """Tells, whenever it is called, whether any of ``models`` was out of reach since now."""
+        """Tells, whenever it is called, whether any of ``models`` was done without since now.
+
+        Who waits for a model that is out of reach does not do without it, nor does who ends.
+        """
         words = [self._words[model] for model in models if model in self._words]
-        if not words:
+        if not words or not self._goes_on:
             return bool
         before = sum(each[_OUTAGES] for each in words)
 
