@@ -147,7 +147,7 @@ class Calls:
         try:
             outcome = self._exchange(number, path, body, deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            outcome = Outcome(number, error=_explain(error))
+            outcome = Outcome(number, error=explain(error))
         self._outcomes.append(outcome)
         with suppress(OSError):  # closed meanwhile
             os.eventfd_write(self.fd, 1)
@@ -206,7 +206,8 @@ class Calls:
             self._sockets[number] = used
 
 
-def _explain(error: Exception) -> str:
+def explain(error: Exception) -> str:
+    """Why a call failed, for people."""
     if isinstance(error, TimeoutError):
         return "no answer came in time"
     if isinstance(error, ConnectionRefusedError):

@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import orjson
 
 from trserve.edge.cloud import STAYS, Answer, Visit
 from trserve.edge.facts import RemoteFacts
 from trserve.edge.link_counts import LinkCounts
 from trserve.edge.openai_calls import Calls, Outcome, Server
+from trserve.edge.openai_facts import MODELS_PATH, read_served
 from trserve.edge.openai_records import records_of
 from trserve.edge.openai_wire import (
     Dialect,
     WireError,
     cut_at_end,
-    dialect_of,
     read_answer,
     refusal_of,
     request_body,
@@ -165,7 +164,7 @@ class OpenAiCloud:
 
     def start(self, now: float) -> None:
         """Ask what it serves."""
-        self._probe = self._calls.begin("/v1/models", None, PROBE_TIMEOUT_S)
+        self._probe = self._calls.begin(MODELS_PATH, None, PROBE_TIMEOUT_S)
 
     def visit(self, visit: Visit) -> None:
         """Call, unless this visit's call is under way."""
@@ -220,25 +219,17 @@ class OpenAiCloud:
             self._lose(problem, now, refused=outcome.status in _FOR_GOOD)
             return
         try:
-            models = orjson.loads(outcome.body)
-            first = self._find(models)
-        except (orjson.JSONDecodeError, AttributeError, TypeError) as error:
-            self._lose(f"does not say what it serves ({error})", now)
+            served = read_served(outcome.body, self._wanted)
+        except WireError as error:
+            self._lose(str(error), now)
             return
-        if first is None:
+        if served is None:
             self._lose("serves no model", now, refused=True)
             return
-        self._dialect, self._model = dialect_of(models), str(first["id"])
-        length = first.get("max_model_len")
-        self._facts = RemoteFacts(max_model_len=length) if isinstance(length, int) else None
+        self._model, self._dialect, self._facts = served
         self._connected, self._refused = True, False
         self._connections += 1
         log.info("%s serves %s", self._server.url, self._model)
-
-    def _find(self, models: dict[str, Any]) -> dict[str, Any] | None:
-        served: list[dict[str, Any]] = models.get("data") or []
-        named = [each for each in served if each.get("id") == self._wanted]
-        return next(iter(named or served), None)
 
     def _problem(self, outcome: Outcome) -> str:
         if not outcome.status:

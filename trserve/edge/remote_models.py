@@ -38,7 +38,7 @@ def ask_hosts(config: LaunchConfig, places: Sequence[Place]) -> list[RemoteFacts
         ModelUnavailableError: a host refuses, or does not answer and ``--on-peer-loss`` is fail.
     """
     asked = [i for i, place in enumerate(places) if _is_asked(place)]
-    facts: list[RemoteFacts | None] = [None] * len(places)
+    facts = [_ask_openai(config, place) for place in places]
     if not asked:
         return facts
     keys = read_client_keys(config.hosts.edge_keys)
@@ -50,6 +50,21 @@ def ask_hosts(config: LaunchConfig, places: Sequence[Place]) -> list[RemoteFacts
             if config.faults.on_peer_loss == FAIL:
                 raise _unavailable(places[index], str(error)) from None
     return facts
+
+
+def _ask_openai(config: LaunchConfig, place: Place) -> RemoteFacts | None:
+    if not place.remote.startswith(OPENAI):
+        return None
+    from trserve.edge.openai_cloud import read_key
+    from trserve.edge.openai_facts import ask_openai
+
+    key = read_key(config.hosts.edge_keys) if config.hosts.edge_keys else ""
+    try:
+        return ask_openai(place.remote.removeprefix(OPENAI), place.name, key)
+    except ConnectionError as error:
+        if config.faults.on_peer_loss == FAIL:
+            raise _unavailable(place, str(error)) from None
+        return None
 
 
 def _is_asked(place: Place) -> bool:

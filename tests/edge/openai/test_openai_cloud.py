@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from tests.edge.openai.visits import END, visit
+from trserve.config import config_from_flags
 from trserve.edge.cloud import STAYS
 from trserve.edge.openai_cloud import OpenAiCloud, check_router, read_key
+from trserve.edge.openai_facts import ask_openai
 from trserve.edge.openai_wire import Dialect
-from trserve.errors import ConfigError
+from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.ipc.baton import Finish
+from trserve.plan import make_plan
 
 LIMIT_S = 10.0
 
@@ -258,6 +261,25 @@ def test_a_server_without_a_model_is_refused(stub):
     wait(cloud, lambda _: "serves no model" in cloud.reason)
     assert cloud.refused
     cloud.close()
+
+
+def test_a_plan_knows_how_long_the_model_s_rows_may_be(stub):
+    assert ask_openai(f"{stub.url}/v1", "big", "").max_model_len == 128
+    flags = {"models": ("tiny", f"big@openai:{stub.url}"), "router": "entropy"}
+    plan = make_plan(config_from_flags(flags))
+    assert [each.max_model_len for each in plan.models] == [1024, 128]
+    stub.models = {"data": [{"id": "big"}]}
+    assert ask_openai(stub.url, "big", "") is None
+    stub.models = (500, {"message": "boom"})
+    with pytest.raises(ConnectionError, match="answers 500: boom"):
+        ask_openai(stub.url, "big", "")
+    with pytest.raises(ModelUnavailableError, match="boom"):
+        make_plan(config_from_flags(flags))
+    stub.models = [1]
+    with pytest.raises(ConnectionError, match="does not say what it serves"):
+        ask_openai(stub.url, "big", "")
+    plan = make_plan(config_from_flags({**flags, "on_peer_loss": "wait"}))
+    assert plan.models[1].max_model_len == 1024
 
 
 def test_what_follows_a_grammar_is_written_at_home(stub, cloud):
