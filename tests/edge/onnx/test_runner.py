@@ -103,6 +103,15 @@ def test_a_row_that_comes_back_only_appends(exported, monkeypatch):
     assert rows.ours._kv.memory is memory
 
 
+def test_what_another_request_left_in_a_row_is_never_read(exported):
+    """Not even multiplied by a probability of zero: that would be a NaN."""
+    rows = Rows(exported)
+    rows.ours._kv.memory[:] = np.nan
+    for seed, counts in enumerate([{0: 20, 1: 1}, {0: 1, 1: 6}, {0: 7, 1: 1}]):
+        ours, theirs = rows.forward({row: ids(n, seed + row) for row, n in counts.items()})
+        assert near(ours, theirs), f"step {seed}"
+
+
 def test_what_is_no_token_is_minus_infinity(exported):
     """Padding of the vocabulary, ids that are absent, and ids that stand for other rows."""
     plain = Rows(exported).forward({0: ids(8, 1)})[0].logits.clone()
