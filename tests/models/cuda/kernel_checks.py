@@ -41,6 +41,17 @@ def small_operations(device: str, full: bool) -> None:
             _close(ops.silu_mul(gate_up), expected, dtype)
 
 
+def take_ids(device: str, full: bool) -> None:
+    """Ids at addresses, over several programs; those without one stay."""
+    count = 1000 if full else 130
+    theirs = torch.arange(7, 7 + 5 * count, 5, dtype=torch.int32).to(device)
+    ids = torch.full((count,), -1).to(device)
+    given = torch.arange(count) % 3 > 0
+    sources = torch.where(given, theirs.data_ptr() + 4 * torch.arange(count), 0).to(device)
+    ops.take_ids(ids, sources)
+    assert ids.cpu().equal(torch.where(given, theirs.cpu().long(), -1))
+
+
 def rope_and_store(device: str, full: bool) -> None:
     """Rotation and storing, with and without norms, head sizes and groups that pad or not."""
     shapes = [(2, 7, 64), (8, 4, 128), (2, 3, 24)] if full else [(2, 3, 24)]
@@ -207,6 +218,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     for check in (
         small_operations,
         rope_and_store,
+        take_ids,
         epilogue,
         uniform,
         sample,

@@ -52,6 +52,7 @@ CASES = {
     "kernels.silu_mul_kernel": [
         ({"gate_up": BF16, "out": BF16}, {"SIZE": 3072, "BLOCK": 1024}, {})
     ],
+    "kernels.take_ids_kernel": [({"ids": I64, "sources": I64, "count": "i32"}, {"BLOCK": 128}, {})],
     "kernels.rope_and_store_kernel": [
         (
             {"qkv": BF16, "positions": I64, "slots": I64, "rotations": F32, "kv": BF16, "q": BF16}

@@ -16,6 +16,9 @@ import triton.language as tl
 _COLUMNS: Final = 1024
 """Columns of the gated unit that one program computes."""
 
+_IDS: Final = 128
+"""Tokens whose ids one program takes."""
+
 
 @triton.jit
 def normed(x: tl.tensor, weight: tl.tensor, size: tl.constexpr, eps: tl.tensor) -> tl.tensor:
@@ -214,6 +217,29 @@ def rope_and_store(
         triton.next_power_of_2(heads),
         triton.next_power_of_2(dim // 2),
     )
+
+
+@triton.jit
+def take_ids_kernel(
+    ids: tl.tensor, sources: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
+) -> None:
+    """One program ``BLOCK`` tokens.
+
+    Sources lie in an inbox that another process's device wrote, or in mapped host memory: ``.cv``
+    takes neither from a cache.
+    """
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    source = tl.load(sources + token, mask=token < count, other=0)
+    given = source != 0
+    found = tl.load(source.to(tl.pointer_type(tl.int32)), mask=given, other=0, cache_modifier=".cv")
+    tl.store(ids + token, found.to(tl.int64), mask=given)
+
+
+def take_ids(ids: torch.Tensor, sources: torch.Tensor) -> None:
+    """See :func:`trserve.models.cuda.ops.take_ids`."""
+    count = len(ids)
+    grid = (triton.cdiv(count, _IDS),)
+    take_ids_kernel[grid](ids, sources, count, _IDS, num_warps=4)
 
 
 def _warps(block: int) -> int:

@@ -183,6 +183,24 @@ def sample(
         reference.sample(logits, tokenizer_size, best, temperatures, numbers, out, filters)
 
 
+def take_ids(ids: torch.Tensor, sources: torch.Tensor) -> None:
+    """Put the id that lies at ``sources[i]`` into ``ids[i]``, where that is not 0.
+
+    What lies there may be another process's or the host's to write, so it is read anew by every
+    launch. Sources of tensors on the CPU are addresses in this process.
+
+    Args:
+        ids: int64 [T].
+        sources: int64 [T], device pointers of int32, each readable; 0: the id stays.
+    """
+    if _by_kernel(ids):
+        from trserve.models.cuda import kernels
+
+        kernels.take_ids(ids, sources)
+    else:
+        reference.take_ids(ids, sources)
+
+
 def _by_kernel(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` goes to a Triton kernel."""
     if not (tensor.is_cuda or INTERPRETED):

@@ -7,6 +7,7 @@ triton.
 
 from __future__ import annotations
 
+from ctypes import c_int32
 from typing import Final
 
 import torch
@@ -38,6 +39,14 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     """See :func:`trserve.models.cuda.ops.silu_mul`."""
     gate, up = gate_up.float().chunk(2, -1)
     out.copy_(functional.silu(gate) * up)
+
+
+def take_ids(ids: torch.Tensor, sources: torch.Tensor) -> None:
+    """See :func:`trserve.models.cuda.ops.take_ids`; on the CPU only, token by token."""
+    wide = ids.numpy()
+    for index, source in enumerate(sources.numpy().tolist()):
+        if source:
+            wide[index] = c_int32.from_address(source).value
 
 
 def rope_and_store(
