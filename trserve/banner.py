@@ -28,6 +28,10 @@ def show_plan(plan: ServerPlan) -> None:
     if plan.profile is not None:
         _show_profile(plan.profile)
     for index, model in enumerate(plan.models):
+        if model.remote:
+            where = "dials our edge port" if model.place.is_placeholder else f"is at {model.remote}"
+            _say(f"trserve: model {index}: {model.name}, {where}")
+            continue
         kind = model.dtype + (", 8-bit weights" if model.int8 else "")
         if plan.profile is not None:
             kind = "emulated"

@@ -132,3 +132,33 @@ def test_a_lost_host_costs_its_own_streams_only_and_its_group_comes_back(cluster
         assert server.groups()[lost]["losses"] == 1
     finally:
         assert server.end() == 0
+
+
+def ask(server: Launched) -> dict[str, Any]:
+    """One whole answer, greedy."""
+    body = {"prompt": "Tom has 12 pens. He buys 30 more.", "max_tokens": 120, "temperature": 0}
+    request = urllib.request.Request(
+        server.url + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return dict(json.load(reply))
+
+
+def test_a_model_on_a_host_of_its_own_is_lost_and_comes_back(cluster: Any) -> None:
+    """The answers are those of one host, before and after; meanwhile the home writes on alone."""
+    server = Launched(cluster.address, "--host-groups", "0/1", "--on-peer-loss", "degrade")
+    try:
+        before = ask(server)
+        assert before["usage"]["trserve"]["tokens"]["small"] > 0
+        ((_, member),) = server.get("/v1/trserve/groups")["parts"]
+        (holder,) = [each for each in cluster.raylets if each.node_id == member["node"]]
+        cluster.remove_node(holder, allow_graceful=False)
+        cluster.raylets.remove(holder)
+        wait(lambda: ask(server)["usage"]["trserve"]["degraded"], 60)
+        cluster.raylets.append(cluster.add_node(num_cpus=2, object_store_memory=80 * 2**20))
+        wait(lambda: not ask(server)["usage"]["trserve"]["degraded"], BACK_S)
+        assert ask(server)["choices"][0]["text"] == before["choices"][0]["text"]
+    finally:
+        assert server.end() == 0

@@ -27,6 +27,9 @@ PORT: Final = "{port}"
 """Stands for a free port of it."""
 
 
+_PREFIX: Final = "trserve-group-"
+
+
 def peer(number: int) -> str:
     """Stands for where member ``number`` of the same replica can be dialled."""
     return f"{{peer-{number}}}"
@@ -52,9 +55,10 @@ class GroupActor:
         members: Sequence[int] = (),
         address: str = "",
     ) -> None:
-        self._address = address or node_address()
+        self._address, self._node = (address, "") if address else where_we_are()
         self._port = _free_port(self._address)
-        self._folder = Path(tempfile.mkdtemp(prefix="trserve-group-"))
+        _sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self._relays = {number: Relay() for number in members}
         self._unknown = set(members)
         for name, content in files.items():
@@ -80,7 +84,8 @@ class GroupActor:
         status = Status("", "", "waits for the other hosts")
         if not self._unknown:
             status = self._process.tick()
-        return {**status._asdict(), "address": self._address, "port": self._port}
+        place = {"address": self._address, "port": self._port, "node": self._node}
+        return {**status._asdict(), **place}
 
     def stop(self, drain_s: float) -> int | None:
         """Drain the group and end it; its exit code."""
@@ -96,8 +101,16 @@ def _free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def node_address() -> str:
-    """This host's address, as Ray knows it."""
+def _sweep() -> None:
+    """Remove what actors left here that were killed: it has keys in it."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def where_we_are() -> tuple[str, str]:
+    """This host's address, as Ray knows it, and the name that Ray gives the host."""
     import ray
 
-    return str(ray.util.get_node_ip_address())
+    return str(ray.util.get_node_ip_address()), str(ray.get_runtime_context().get_node_id())

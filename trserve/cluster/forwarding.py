@@ -45,9 +45,9 @@ class Forwarding:
     Args:
         key: what the groups ask of whoever speaks to them, in the place of the client's own; None
             where the client's key is theirs to check.
-        describe: more members for ``/v1/trserve/groups``.
 
     Attributes:
+        describe: gives more members for ``/v1/trserve/groups``.
         draining: whether new requests are refused.
         choices: how often each reason decided.
     """
@@ -58,13 +58,12 @@ class Forwarding:
         affinity: Affinity,
         session: aiohttp.ClientSession,
         key: str | None = None,
-        describe: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._groups = groups
         self._affinity = affinity
         self._session = session
         self._key = key
-        self._describe = describe
+        self.describe: Callable[[], dict[str, Any]] = dict
         self.draining = False
         self.choices: Counter[str] = Counter()
         self._own: dict[str, Callable[[Send], Awaitable[None]]] = {
@@ -221,7 +220,7 @@ class Forwarding:
             }
             for group in self._groups.all
         ]
-        body = {"groups": groups, "choices": self.choices, **self._describe()}
+        body = {"groups": groups, "choices": self.choices, **self.describe()}
         await send_json(send, 200, orjson.dumps(body))
 
     async def _metrics(self, send: Send) -> None:

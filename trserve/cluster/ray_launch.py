@@ -91,6 +91,7 @@ def _run(ray: Any, config: LaunchConfig, listener: socket.socket, key: str | Non
 
             front = FrontServer(listener, len(actors), key)
             cluster = Cluster(ray, actors, front, listener)
+            front.app.describe = lambda: {"parts": [each.describe() for each in actors]}
             try:
                 return await front.serve(cluster.supervise, config.faults.drain_timeout)
             finally:
@@ -151,6 +152,12 @@ class Replica:
         """What each part does."""
         pairs = zip(self.parts, self.said, strict=True)
         return "; ".join(f"{part.title}: {said.get('detail', 'starting')}" for part, said in pairs)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Where each part is and how."""
+        kept = ("address", "node", "detail")
+        pairs = zip(self.parts, self.said, strict=True)
+        return [{"title": part.title} | {k: said.get(k, "") for k in kept} for part, said in pairs]
 
     @property
     def failure(self) -> tuple[int, str] | None:
