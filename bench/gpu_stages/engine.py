@@ -46,12 +46,14 @@ def engine(device: str, quick: bool) -> dict[str, Any]:
     torch.backends.cudnn.allow_tf32 = False
     steps = 16 if quick or device == "cpu" else 64
     golden = golden_equality(where, steps)
+    rounded = golden_equality(where, steps, torch.bfloat16)
+    equal = 1 - rounded["different"] / max(rounded["compared"] + rounded["ties"], 1)
     small = "0.6b" if device == "cuda" else "tiny"
     replay = replay_equals_eager(where, small, steps)
     times = [step_times(where, small, quick)]
     if device == "cuda":
         times.append(large_step(where))
-    host = measure_host_time(_ROWS, 200 if quick else 1000)
+    host = measure_host_time(_ROWS, 200 if quick else 1000, device=where)
     failures = [
         name
         for name, fine in (
@@ -62,6 +64,7 @@ def engine(device: str, quick: bool) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {
         "golden": golden,
+        "bfloat16_equal_share": equal,
         "replay": replay,
         "host_us_p50": host.p50_us,
         "host_within_150_us": host.p50_us <= MOST_HOST_US,
@@ -76,10 +79,15 @@ def engine(device: str, quick: bool) -> dict[str, Any]:
     return found
 
 
-def golden_equality(device: torch.device, steps: int) -> dict[str, Any]:
-    """Greedy tokens of the embedded small model, float32, on ``device`` and by the CPU engine."""
+def golden_equality(
+    device: torch.device, steps: int, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """Greedy tokens of the embedded small model on ``device`` and by the CPU engine in float32.
+
+    In another ``dtype`` some differ, and which share does is all that can be said.
+    """
     attention = "triton" if device.type == "cuda" else "torch"
-    decoder = decoder_of("tiny", device, torch.float32, dummy=False)
+    decoder = decoder_of("tiny", device, dtype, dummy=False)
     runner = runner_of(decoder, _ROWS, attention=attention)
     reference = _cpu_runner("tiny")
     lengths = [5, 17, 16, 33, 40, 1, 64, 90]
