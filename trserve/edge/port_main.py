@@ -67,7 +67,13 @@ class PortLoop:
             self._status,
             os.urandom(16),
         )
-        self._sessions = PortSessions(slab, slots, self._port.send)
+        self._sessions = PortSessions(
+            slab,
+            slots,
+            self._port.send,
+            vocabulary=plan.tokenizer_size,
+            early_prefill=plan.early_prefill != "off",
+        )
         self._port.sessions = self._sessions
         rings = [ring for each in mine for ring in receivers(ShmMedium(slab), plan.layout, each)]
         self._strays = Strays(slab, outbox, rings, mine, plan.port_slots)

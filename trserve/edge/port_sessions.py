@@ -17,15 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trserve.edge.cloud import STAYS, Answer
+from trserve.edge.cloud import Answer
 from trserve.edge.frames import Handoff, Need, encode_answer, encode_need
+from trserve.edge.params_check import complaint
+from trserve.edge.port_answers import answer_of
 from trserve.edge.port_session import Key, Session
 from trserve.edge.port_slots import Opening, PortSlots
-from trserve.edge.records import read_records
 from trserve.edge.wire import FrameError
 from trserve.gateway.slots import Slot, pages_of
-from trserve.ipc.baton import Baton, Finish, SlotState, unpack
-from trserve.ipc.extras import read_extras
+from trserve.ipc.baton import Finish, SlotState, unpack
 from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import PARAMS_BYTES
 from trserve.ipc.slab import Slab, WorkerStatus
@@ -36,6 +36,9 @@ IDLE_S: Final = 600.0
 """How long the KV of a request is kept for a home that says nothing of it."""
 
 MAX_SESSIONS: Final = 4096
+MAX_WAITING: Final = 256
+"""Rows that are kept here for want of a slot."""
+
 _NS_PER_MS: Final = 1_000_000
 _NO_IDS: Final = np.zeros(0, np.int32)
 _NO_SOURCES: Final = np.zeros(0, np.uint8)
@@ -46,20 +49,33 @@ class PortSessions:
 
     Args:
         send: sends a frame to whoever dialled; False if it cannot be sent now.
+        vocabulary: ids are below it.
+        early_prefill: whether prompts may be computed before their requests come.
 
     Attributes:
         stale: what came too late or twice and changed nothing.
         evicted: sessions that had to give up their slot.
     """
 
-    def __init__(self, slab: Slab, slots: PortSlots, send: Callable[[bytes, bytes], bool]) -> None:
+    def __init__(
+        self,
+        slab: Slab,
+        slots: PortSlots,
+        send: Callable[[bytes, bytes], bool],
+        *,
+        vocabulary: int,
+        early_prefill: bool = True,
+    ) -> None:
         self._slab = slab
         self._slots = slots
         self._send = send
+        self._vocabulary = vocabulary
+        self._early_prefill = early_prefill
         self._sessions: dict[Key, Session] = {}
         self._away: dict[Key, Session] = {}
         self._waiting: dict[Key, Session] = {}
         self._unasked: dict[Key, tuple[int, int]] = {}
+        self._parked: dict[Key, int] = {}
         self.stale = self.evicted = 0
 
     @property
@@ -98,8 +114,7 @@ class PortSessions:
     def on_prefill(self, peer: bytes, model: int, handoff: Handoff, now: float) -> None:
         """A request that may come: its prompt is computed if there is a slot to spare."""
         key = (peer, handoff.session)
-        if key in self._sessions or handoff.contact is None or handoff.start:
-            self.stale += 1
+        if key in self._sessions or not self._early_prefill:
             return
         session = self._meet(key, model, handoff)
         if session is None:
@@ -119,6 +134,7 @@ class PortSessions:
     def on_end(self, peer: bytes, number: int) -> None:
         """Its home is done with it."""
         self._slots.flush()
+        self._parked.pop((peer, number), None)
         session = self._sessions.get((peer, number))
         if session is not None:
             self._drop(session)
@@ -135,6 +151,8 @@ class PortSessions:
         except (msgspec.DecodeError, ValueError) as error:
             raise FrameError(f"parameters that are none: {error}") from None
         deadline = time.monotonic_ns() + handoff.left_ms * _NS_PER_MS if handoff.left_ms else 0
+        if why := complaint(params, self._vocabulary):
+            raise FrameError(f"parameters with {why}")
         params = msgspec.structs.replace(params, deadline_ns=deadline)
         blob = encode_params(params)
         if len(blob) > PARAMS_BYTES:
@@ -197,7 +215,10 @@ class PortSessions:
             self._slots.end(slot)
             session.slot = None
         session.pending = handoff._replace(start=0, ids=whole)
-        self._open(session)
+        if not self._open(session) and len(self._waiting) > MAX_WAITING:
+            self._drop(session)  # its row is not kept; its home is asked for it again
+            if len(self._parked) < MAX_SESSIONS:
+                self._parked[session.key] = handoff.hop
 
     def _is_home(self, slot: Slot) -> bool:
         return self._slots.is_mine(self._slab.baton[slot.index])
@@ -282,6 +303,10 @@ class PortSessions:
             pass
         if self._waiting:
             self._make_room()
+        while self._parked and len(self._waiting) < MAX_WAITING // 2:
+            key, hop = next(iter(self._parked.items()))
+            del self._parked[key]
+            self._need(key, hop, 0)
 
     def _answer(self, session: Session, slot: Slot, word: int) -> None:
         baton = unpack(word)
@@ -289,7 +314,7 @@ class PortSessions:
         if back and self._slab.workers[session.model].get("status") == WorkerStatus.LOST:
             return  # it is nobody's answer; the home is told that the model is lost
         if baton.length > session.told or over or back:
-            answer = self._answer_of(session, slot, baton, back=back)
+            answer = answer_of(self._slab, session, slot, baton, back=back)
             if not self._send(session.key[0], encode_answer(answer)):
                 return
             self._touch(session, time.monotonic())
@@ -297,32 +322,6 @@ class PortSessions:
         if over or back:
             session.away = False
             self._away.pop(session.key, None)
-
-    def _answer_of(self, session: Session, slot: Slot, baton: Baton, *, back: bool) -> Answer:
-        slab, index, start = self._slab, slot.index, session.told
-        prompt_len = session.contact.prompt_len
-        over = baton.state is SlotState.DONE
-        extras, empty = b"", False
-        if back or over:
-            found = read_extras(slab.extras(index, baton.bank))
-            extras, empty = found.router.rstrip(b"\0"), found.empty
-        scores = session.params.scores_prompt and not session.hop and start == prompt_len
-        rows = range(0 if scores else start, baton.length)
-        return Answer(
-            session.key[1],
-            session.hop,
-            start,
-            slab.tokens[index, start : baton.length].copy(),
-            slab.source[index, start : baton.length].copy(),
-            destination=baton.owner if back else STAYS,
-            finish=baton.finish if over else Finish.NONE,
-            extras=extras if back else b"",
-            empty=empty,
-            cached=slab.cached[index],
-            remote_ns=time.monotonic_ns() - session.began_ns,
-            left=tuple(words[index] for words in slab.left) if back else (),
-            records=read_records(slab, index, session.params, prompt_len, rows),
-        )
 
     # -- from time to time -------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class PortSlots(SlotTable):
 
     Attributes:
         host: the one of ``mine`` that has the baton of requests that are at home from the start.
-        most_pages: annotation pages that there are when nobody has one.
+        most_pages: annotation pages that one request may have.
     """
 
     def __init__(self, slab: Slab, outbox: Outbox, share: range, mine: Collection[int]) -> None:
@@ -63,7 +63,8 @@ class PortSlots(SlotTable):
         self.host = min(mine)
         self._others = [w for w in range(slab.layout.workers) if w not in self._mine]
         super().__init__(slab, outbox, share)
-        self.most_pages = len(self._free_pages) + sum(map(len, self._pages.values()))
+        pages = len(self._free_pages) + sum(map(len, self._pages.values()))
+        self.most_pages = min(pages, slab.layout.pages_per_request)
         for index, (gen, _) in tuple(self._closing.items()):
             self.end(Slot(index, gen))  # a predecessor's: nobody is at home with it any more
 

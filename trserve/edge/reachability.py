@@ -39,7 +39,7 @@ class Reachability:
         self._patience_s = patience_s
         self._tell = tell
         self._down_since: float | None = None
-        self._rest_s = SHORTEST_REST_S
+        self._rest_s, self._in_a_row = SHORTEST_REST_S, 0
         self._rests_until: float | None = None
         self.reachable = words.get("reach") == Reach.HERE
 
@@ -63,13 +63,15 @@ class Reachability:
         """A visit took longer than it may: leave the model alone for a while."""
         self._rests_until = now + max(limit_s, self._rest_s)
         self._rest_s = min(LONGEST_REST_S, 2 * self._rest_s)
+        self._in_a_row += 1
         self._set(False)
 
     def answered(self, *, in_time: bool) -> None:
-        """Something came from there, late or not: it can write."""
-        self._rests_until = None
+        """Something came from there: it can write. One that is always late is left alone longer."""
+        if in_time or self._in_a_row <= 1:
+            self._rests_until = None
         if in_time:
-            self._rest_s = SHORTEST_REST_S
+            self._rest_s, self._in_a_row = SHORTEST_REST_S, 0
 
     def due_s(self, now: float) -> float | None:
         """Seconds until :meth:`update` may say something else; None for never by itself."""

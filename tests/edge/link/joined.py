@@ -224,7 +224,7 @@ class Far:
             lambda model: self.status,
             b"far%d" % self.starts,
         )
-        self.sessions = PortSessions(slab, self.slots, self.port.send)
+        self.sessions = PortSessions(slab, self.slots, self.port.send, vocabulary=VOCAB)
         self.port.sessions = self.sessions
         slab.workers[0].set("reach", Reach.ELSEWHERE)
 

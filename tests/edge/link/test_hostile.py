@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from random import Random
 from typing import Any
 
@@ -12,13 +14,16 @@ from hypothesis import strategies as st
 
 from tests.edge.link.joined import USER, Joined, joined, side
 from tests.edge.link.test_joined import EXAMPLES, PROMPTS, ROUTER, check, submit_all
+from tests.workers.fakes import VOCAB
 from trserve.edge import frames, greeting
 from trserve.edge.cloud import STAYS, Answer
-from trserve.edge.frames import Handoff
+from trserve.edge.frames import Contact, Handoff
 from trserve.edge.listener import Received
 from trserve.edge.tcp_cloud import MAX_BAD_FRAMES
 from trserve.edge.wire import FrameType
 from trserve.ipc.baton import Finish, unpack
+from trserve.ipc.layout import PARAMS_BYTES
+from trserve.params import RequestParams, SamplingParams, encode_params
 
 
 def words_of(j: Joined) -> tuple[bytes, ...]:
@@ -134,6 +139,46 @@ def test_an_answer_that_does_not_fit_changes_nothing(name: str) -> None:
         assert words_of(j) == before
         assert j.home.table.dropped == dropped + 1
         j.run(slot)
+
+
+PARAMS = {
+    "ids beyond the vocabulary": {"stop_token_ids": (VOCAB,)},
+    "a bias for no token": {"logit_bias": {-1: 1.0}},
+    "a temperature that is none": {"temperature": math.nan},
+    "an endless temperature": {"temperature": math.inf},
+    "fewer tokens than none": {"min_tokens": -1},
+    "a top_p of 0": {"top_p": 0.0},
+    "no penalty": {"repetition_penalty": 0.0},
+}
+BLOBS = {
+    **{n: encode_params(RequestParams(sampling=SamplingParams(**p))) for n, p in PARAMS.items()},
+    "too many tops": encode_params(RequestParams(sampling=SamplingParams(), tops=21)),
+    "a bomb": encode_params(
+        RequestParams(sampling=SamplingParams(), grammar=zlib.compress(b"a" * 3_000_000, 9))
+    ),
+    "a router's value that is none": encode_params(
+        RequestParams(sampling=SamplingParams(), router={"tau": math.nan})
+    ),
+    "no parameters": b"\x93nonsense",
+}
+
+
+@pytest.mark.parametrize("name", BLOBS)
+def test_parameters_that_could_harm_a_worker_are_refused(name: str) -> None:
+    with joined(router=ROUTER) as j:
+        settled(j)
+        j.far.port.take_in(j.now)
+        j.far.outbox.flush()
+        before, sessions = words_of(j), j.far.sessions.num_sessions
+        assert len(BLOBS[name]) <= PARAMS_BYTES
+        contact = Contact(2, 40, BLOBS[name])
+        handoff = Handoff(99, 1, 0, np.array([1, 2], np.int32), (0, 0), contact=contact)
+        for early in (False, True):
+            to_port(j, frames.encode_handoff(handoff, early=early))
+        j.far.port.take_in(j.now)
+        j.far.outbox.flush()
+        assert j.far.port.bad_frames == 2 and j.far.sessions.num_sessions == sessions
+        assert words_of(j) == before
 
 
 def test_tokens_beyond_an_end_do_not_count() -> None:
