@@ -5,6 +5,8 @@ Knows rows, positions and blocks; nothing of requests, of torch or of why a row 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +18,20 @@ _Growing = tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int32Array, Int
 
 MIN_WIDTH: Final = 2
 """numpy adds two numbers in place in a quarter of the time that it takes for one."""
+
+
+@dataclass(slots=True)
+class TokenSources:
+    """Where the ids of some of a step's tokens lie on the device as well.
+
+    Attributes:
+        addresses: int64 [max_tokens], device pointers of int32; 0 where there is none.
+        hold: whether what lies there has not been written since; to be asked after the step has
+            read it.
+    """
+
+    addresses: Int64Array
+    hold: Callable[[], bool]
 
 
 class StepInputs:
@@ -32,6 +48,8 @@ class StepInputs:
         query_start: int32 [max_rows + 1].
         kv_len: int32 [max_rows], valid length of the row's KV including this step's tokens.
         block_tables: int32 [max_rows, max_blocks_per_row].
+        sources: where ids lie on the device as well, for runners that can read them there;
+            ``token_ids`` has them in any case.
     """
 
     __slots__ = (
@@ -47,6 +65,7 @@ class StepInputs:
         "positions",
         "query_start",
         "slots",
+        "sources",
         "token_ids",
     )
 
@@ -57,6 +76,7 @@ class StepInputs:
         self.num_rows = 0
         self.num_tokens = 0
         self._growing: _Growing | None = None
+        self.sources: TokenSources | None = None
         self.token_ids: Int64Array = np.zeros(max_tokens, np.int64)
         self.positions: Int64Array = np.zeros(max_tokens, np.int64)
         self.slots: Int64Array = np.zeros(max_tokens, np.int64)
@@ -77,6 +97,7 @@ class StepInputs:
     def clear(self) -> None:
         """Forget all rows."""
         self._growing = None
+        self.sources = None
         self.num_rows = 0
         self.num_tokens = 0
 

@@ -114,6 +114,12 @@ class CudaRunner:
         hidden = self._tensors.hidden
         self._tensors = StepTensors(self._tensors.logits, hidden, torch.zeros_like(hidden))
 
+    def read_sources(self) -> None:
+        """Take ids from where a step says that they lie on the device; before :meth:`prepare`."""
+        rows, tokens = self._limits.max_rows, self._limits.max_tokens
+        on = self.decoder.device
+        self._inputs = StaticInputs(on, max_rows=rows, max_tokens=tokens, with_sources=True)
+
     @torch.inference_mode()
     def prepare(self, router: BaseRouter) -> None:
         """Capture the graphs of all buckets, with ``router`` where it can be part of them."""
@@ -211,6 +217,8 @@ class CudaRunner:
         further = self._compute(step, also)
         self._under_way = True
         self._device.submitted()
+        if step.sources is not None and not self._read_well(step):
+            return self.forward(step, also)
         return self._output(step.num_rows, further)
 
     @torch.inference_mode()
@@ -227,6 +235,8 @@ class CudaRunner:
         decisions.launch(rows, self._way)
         self._device.submitted()
         self._device.wait()
+        if step.sources is not None and not self._read_well(step):
+            return self.decide(step, ask)
         self.on_layer()
         found, output = decisions.arrived(rows), self._output(rows, None)
         output.tokens = found.tokens
@@ -245,6 +255,19 @@ class CudaRunner:
         if self._under_way:
             self._device.wait()
             self._under_way = False
+
+    def _read_well(self, step: StepInputs) -> bool:
+        """Whether what the ids were read from was theirs until the step was done.
+
+        If not, ``step`` is left without sources: computed again, it stores over what it stored.
+        """
+        assert step.sources is not None
+        self._device.wait()
+        if step.sources.hold():
+            return True
+        log.warning("ids on the device were written over in a step; it is computed again")
+        step.sources = None
+        return False
 
     def _output(self, rows: int, further: torch.Tensor | None) -> ForwardOutput:
         tensors = self._tensors

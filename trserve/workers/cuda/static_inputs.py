@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trserve.models.cuda import ops
 from trserve.models.cuda.decoder import TokenInputs
 from trserve.workers.cuda.buckets import Bucket
 from trserve.workers.sampler import RowSampling
@@ -59,13 +60,19 @@ _PADDING: Final = {"top_p": 1.0, "bounds": np.nan}
 class StaticInputs:
     """The buffers for steps of up to ``max_rows`` rows and ``max_tokens`` tokens.
 
+    Args:
+        with_sources: whether tokens have a field for where their id lies on the device.
+
     Attributes:
         host: numpy views of the host buffer, [max_rows]: float64 or int64.
         device: torch views of the device buffer, likewise.
     """
 
-    def __init__(self, device: torch.device, *, max_rows: int, max_tokens: int) -> None:
-        words = len(_ROW_FIELDS) * max_rows + _TOKEN_FIELDS * max_tokens
+    def __init__(
+        self, device: torch.device, *, max_rows: int, max_tokens: int, with_sources: bool = False
+    ) -> None:
+        self._token_fields = _TOKEN_FIELDS + with_sources
+        words = len(_ROW_FIELDS) * max_rows + self._token_fields * max_tokens
         pinned = device.type == "cuda"
         self._max_rows = max_rows
         self._first_token = len(_ROW_FIELDS) * max_rows
@@ -94,14 +101,19 @@ class StaticInputs:
 
     def tokens(self, count: int) -> TokenViews:
         """The views of a step of ``count`` tokens; those of another count share their memory."""
-        first, last = self._first_token, self._first_token + _TOKEN_FIELDS * count
-        device = self._device[first:last].view(_TOKEN_FIELDS, count)
+        fields = self._token_fields
+        first, last = self._first_token, self._first_token + fields * count
+        host = self._words[first:last].reshape(fields, count)
+        device = self._device[first:last].view(fields, count)
+        has_sources = fields > _TOKEN_FIELDS
         return TokenViews(
             count=count,
-            host=self._words[first:last].reshape(_TOKEN_FIELDS, count),
-            device=TokenInputs(*device),
+            host=host[:_TOKEN_FIELDS],
+            device=TokenInputs(*device[:_TOKEN_FIELDS]),
             source=self._host[:last],
             target=self._device[:last],
+            host_addresses=host[_TOKEN_FIELDS] if has_sources else None,
+            device_addresses=device[_TOKEN_FIELDS] if has_sources else None,
         )
 
     def fill_ragged(self, views: TokenViews, step: StepInputs) -> None:
@@ -127,6 +139,8 @@ class StaticInputs:
         )
         ids[own] = step.token_ids[:count]
         slots[own] = step.slots[:count]
+        if step.sources is not None and views.host_addresses is not None:
+            views.host_addresses[own] = step.sources.addresses[:count]
         leading = positions[: rows * width].reshape(rows, width)
         np.add(step.kv_len[:rows, None] - width, self._offsets[:width], out=leading)
 
@@ -162,6 +176,8 @@ class TokenViews:
         host: int64 [3, count]: ids, positions, slots.
         device: the same on the device.
         source, target: all of the buffers that such a step uses, rows' fields included.
+        host_addresses: int64 [count], where ids lie on the device, 0: nowhere; None without.
+        device_addresses: the same on the device.
     """
 
     count: int
@@ -169,10 +185,14 @@ class TokenViews:
     device: TokenInputs
     source: torch.Tensor
     target: torch.Tensor
+    host_addresses: _Int64Array | None = None
+    device_addresses: torch.Tensor | None = None
 
     def copy(self) -> None:
-        """Bring everything over, in stream order; may be captured."""
+        """Bring everything over, in stream order, and ids from where else they lie; capturable."""
         self.target.copy_(self.source, non_blocking=True)
+        if self.device_addresses is not None:
+            ops.take_ids(self.device.ids, self.device_addresses)
 
     def fill(self, step: StepInputs, count: int) -> None:
         """Take over the first ``count`` tokens of ``step``."""
@@ -180,8 +200,13 @@ class TokenViews:
         ids[:count] = step.token_ids[:count]
         positions[:count] = step.positions[:count]
         slots[:count] = step.slots[:count]
+        if self.host_addresses is not None:
+            given = step.sources
+            self.host_addresses[:count] = 0 if given is None else given.addresses[:count]
 
     def pad(self, first: int) -> None:
         """Make the tokens from ``first`` on padding."""
         self.host[:2, first:] = 0
         self.host[2, first:] = NOWHERE
+        if self.host_addresses is not None:
+            self.host_addresses[first:] = 0
