@@ -44,6 +44,7 @@ STAGES: Final = (
     Stage("nccl", 25, False),
     Stage("mps", 60, False),
     Stage("ablation", 110, False),
+    Stage("spread", 60, False),
     Stage("end_to_end", 45, True),
 )
 """In this order. Limits add up to more than five minutes: few stages come near theirs, and when

@@ -24,6 +24,7 @@ MODULES: Final = {
     "nccl": "links",
     "mps": "served",
     "ablation": "served",
+    "spread": "spread",
     "end_to_end": "served",
 }
 

@@ -55,8 +55,11 @@ VARIANTS: Final = (
 )
 """The ends first: where time runs out, those between are missing."""
 
+ONE_BY_ONE: Final = VARIANTS[1]
+"""All graphs, steps as they come."""
 
-class _Bed(NamedTuple):
+
+class Bed(NamedTuple):
     """What a stage measures on: models, flags, environment, and how long a window lasts."""
 
     models: tuple[str, ...]
@@ -67,22 +70,24 @@ class _Bed(NamedTuple):
     window_s: float
 
 
-def _bed(device: str, quick: bool) -> _Bed:
+def bed_of(device: str, quick: bool) -> Bed:
+    """Real shapes on a GPU, as large as fit; the embedded pair on a CPU."""
     if device == "cpu":
         workload = Workload("gpu_check", 20, 60)
-        return _Bed(("tiny", "small"), "cpu", (), _EMULATION, workload, 0.5)
+        return Bed(("tiny", "small"), "cpu", (), _EMULATION, workload, 0.5)
     import torch
 
     memory = torch.cuda.get_device_properties(0).total_memory
     large = "32b" if memory > 100 * _GIB else "8b"
     more = ("--load-format", "dummy", "--max-model-len", "2048", "--mps", "auto")
-    return _Bed(
+    return Bed(
         ("0.6b", large), "cuda", more, {}, Workload("gpu_check", 100, 512), 1.0 if quick else 1.5
     )
 
 
 @contextmanager
-def _server(bed: _Bed, p: float, variant: Variant, *flags: str) -> Iterator[Address]:
+def server(bed: Bed, p: float, variant: Variant, *flags: str) -> Iterator[Address]:
+    """A server of ``bed``, its router by chance with probability ``p``."""
     setup = Setup(bed.models, bed.device, Algorithm("r2r", (p,)), more=(*bed.more, *flags))
     arguments = setup.arguments(bed.models)
     arguments += setup.algorithm.router_arguments(bed.device)
@@ -93,14 +98,15 @@ def _server(bed: _Bed, p: float, variant: Variant, *flags: str) -> Iterator[Addr
         yield found
 
 
-def _window(address: Address, bed: _Bed, users: int, only: str | None = None) -> Window:
+def window(address: Address, bed: Bed, users: int, only: str | None = None) -> Window:
+    """Tokens in one window of ``users``, by one model ``only`` or as routed."""
     until = Until(least_s=bed.window_s, most_s=4 * bed.window_s, warm_up_s=0.5)
     return asyncio.run(Endpoint(address, only).measure(users, bed.workload, until))
 
 
 def ablation(device: str, quick: bool, limit_s: float = 100.0) -> dict[str, Any]:
     """Tokens/s by variant, share and concurrency; what there is no time for is left out."""
-    bed, began = _bed(device, quick), time.monotonic()
+    bed, began = bed_of(device, quick), time.monotonic()
     shares = (0.35,) if quick or device == "cpu" else (0.35, 0.05)
     rows: list[dict[str, Any]] = []
     missing: list[str] = []
@@ -125,13 +131,13 @@ def ablation(device: str, quick: bool, limit_s: float = 100.0) -> dict[str, Any]
     }
 
 
-def _ablation_row(bed: _Bed, p: float, variant: Variant, counts: tuple[int, ...]) -> dict[str, Any]:
+def _ablation_row(bed: Bed, p: float, variant: Variant, counts: tuple[int, ...]) -> dict[str, Any]:
     row: dict[str, Any] = {"p": p, "variant": variant.name}
     only = bed.models[-1] if variant.only else None
     try:
-        with _server(bed, p, variant) as address:
+        with server(bed, p, variant) as address:
             for users in counts:
-                row[f"N={users}"] = _window(address, bed, users, only).tokens_per_s
+                row[f"N={users}"] = window(address, bed, users, only).tokens_per_s
     except NotAvailableError as error:
         row["error"] = str(error)
     if p == 0.35:
@@ -143,12 +149,12 @@ def mps(device: str, quick: bool) -> dict[str, Any]:
     """The same load without MPS and with a private daemon, both models on one GPU."""
     if device == "cpu":
         return {"unavailable": "there is no GPU that processes could share"}
-    bed = _bed(device, quick)
+    bed = bed_of(device, quick)
     rows: list[dict[str, Any]] = []
     for setting in ("off", "on"):
         try:
-            with _server(bed, 0.35, VARIANTS[1], "--mps", setting) as address:
-                rows.append({"mps": setting, **_figures(_window(address, bed, 4))})
+            with server(bed, 0.35, ONE_BY_ONE, "--mps", setting) as address:
+                rows.append({"mps": setting, **_figures(window(address, bed, 4))})
         except NotAvailableError as error:
             rows.append({"mps": setting, "error": str(error)})
     if any("error" in row for row in rows):
@@ -159,7 +165,7 @@ def mps(device: str, quick: bool) -> dict[str, Any]:
 
 def end_to_end(device: str, quick: bool) -> dict[str, Any]:
     """Many clients at once over every link that this machine has: handoffs, errors, times."""
-    bed = _bed(device, quick)
+    bed = bed_of(device, quick)
     users = 8 if device == "cpu" else 64
     links = ("shm",) if device == "cpu" else ("shm", "host_mapped", "cuda_ipc")
     rows = [_link_row(bed, users, link) for link in links]
@@ -173,10 +179,10 @@ def end_to_end(device: str, quick: bool) -> dict[str, Any]:
     return found
 
 
-def _link_row(bed: _Bed, users: int, link: str) -> dict[str, Any]:
+def _link_row(bed: Bed, users: int, link: str) -> dict[str, Any]:
     try:
-        with _server(bed, 0.35, VARIANTS[1], "--link", link) as address:
-            return {"link": link, **_figures(_window(address, bed, users))}
+        with server(bed, 0.35, ONE_BY_ONE, "--link", link) as address:
+            return {"link": link, **_figures(window(address, bed, users))}
     except NotAvailableError as error:
         return {"link": link, "error": str(error)}
 
