@@ -15,7 +15,7 @@ from trserve.gateway.connection import Connection
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.exchange import Exchange
 from trserve.gateway.keep_alive import KeepAlive
-from trserve.gateway.replies import Scope, Send, send_json
+from trserve.gateway.replies import JSON, Scope, Send, send_json
 from trserve.gateway.request_log import RequestLog
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.service import Service
@@ -71,7 +71,7 @@ class Answering:
                 whole = wanted.whole()
                 exchange.understood(wanted.requests, whole.response_id)
                 with self.log.entry(whole, exchange, wanted.requests):
-                    await self._whole(exchange, wanted, whole, send)
+                    await self._whole(exchange, wanted, whole, scope, send)
 
     async def _prepare(self, wanted: Wanted, sink: WholeSink | StreamSink) -> list[Job]:
         """The jobs of a response; what is long is rendered and tokenized while streams go on."""
@@ -82,10 +82,19 @@ class Answering:
             long=any(request.constrained for request in wanted.requests),
         )
 
-    async def _whole(self, exchange: Exchange, wanted: Wanted, sink: WholeSink, send: Send) -> None:
+    async def _whole(
+        self, exchange: Exchange, wanted: Wanted, sink: WholeSink, scope: Scope, send: Send
+    ) -> None:
         await exchange.submit(self._prepare(wanted, sink))
         await sink.ended
-        await send_json(send, 200, sink.body())
+        body, visit = sink.body(), exchange.visit
+        if visit is not None:
+            connection: Connection = scope["state"]["connection"]
+            visit.begin(200)
+            headers = (JSON, (b"content-length", b"%d" % len(body)), *visit.labels)
+            if connection.reply(scope, headers, body):
+                return
+        await send_json(send, 200, body)
 
     async def _stream(
         self, exchange: Exchange, wanted: Wanted, sink: StreamSink, send: Send

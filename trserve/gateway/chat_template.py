@@ -25,7 +25,13 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 RESERVED_KWARGS = ("messages", "add_generation_prompt", "chat_template", "continue_final_message")
 """Names that ``chat_template_kwargs`` may not set: each has a request field of its own, or none."""
 
+
+class NormalMessages(list[dict[str, Any]]):
+    """What :func:`normalize_messages` has been through, and need not go through again."""
+
+
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_REASONING_NAMES = frozenset(_REASONING_FIELDS)
 
 
 class ChatTemplate:
@@ -49,9 +55,13 @@ class ChatTemplate:
     ) -> None:
         texts = {"default": source} if isinstance(source, str) else source
         environment = _environment()
-        self._globals = dict(environment.globals)
         self._templates = {name: _compile(environment, name, texts[name]) for name in texts}
-        self._variables = dict(variables or {})
+        self._variables: dict[str, Any] = {
+            **environment.globals,
+            "tools": None,
+            "documents": None,
+            **(variables or {}),
+        }
         self.takes_tools = "tool_use" in texts or any("tools" in text for text in texts.values())
         self.has_reasoning = any("</think>" in text for text in texts.values())
         self.has_elements = any(
@@ -78,14 +88,15 @@ class ChatTemplate:
             RequestError: malformed messages, or the template refused them; then the message is
                 the template's own.
         """
-        variables: dict[str, Any] = {"tools": None, "documents": None, **self._variables}
-        variables.update(_checked_kwargs(kwargs or {}))
+        variables = dict(self._variables)
+        if kwargs:
+            variables.update(_checked_kwargs(kwargs))
         variables["messages"] = [_with_reasoning(m) for m in normalize_messages(messages)]
         variables["add_generation_prompt"] = add_generation_prompt
         template = self._select(tools=variables["tools"] is not None)
         try:
             # As ``template.render``, which walks through all globals for each text.
-            context = template.new_context({**self._globals, **variables}, shared=True)
+            context = template.new_context(variables, shared=True)
             text = "".join(template.root_render_func(context))
         except Exception as error:
             # Whatever a template raises (its own refusal, a type error, a range too large, the
@@ -122,7 +133,7 @@ def _up_to_final(text: str, message: Mapping[str, Any]) -> str:
     return text[:end]
 
 
-def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> NormalMessages:
     """Checked copies of ``messages`` as templates expect them; applying it twice changes nothing.
 
     Members that are null are dropped (a template would print "None"), a list of text parts
@@ -132,30 +143,32 @@ def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     Raises:
         RequestError: naming the message and the part.
     """
+    if isinstance(messages, NormalMessages):
+        return messages
     if not messages:
         raise RequestError("messages is empty; send at least one message", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return NormalMessages([_message(message, i) for i, message in enumerate(messages)])
 
 
-def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise RequestError(f"{where} must be an object with a role and content", param=where)
+        raise RequestError(
+            f"messages[{index}] must be an object with a role and content",
+            param=f"messages[{index}]",
+        )
     plain = {key: value for key, value in message.items() if value is not None}
     role = plain.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise RequestError(
-            f"{where}.role must be one of {', '.join(sorted(ROLES))}", param=f"{where}.role"
-        )
-    if "content" in plain:
-        plain["content"] = _content_text(plain["content"], f"{where}.content")
+        where = f"messages[{index}].role"
+        raise RequestError(f"{where} must be one of {', '.join(sorted(ROLES))}", param=where)
+    if not isinstance(plain.get("content", ""), str):
+        plain["content"] = _content_text(plain["content"], f"messages[{index}].content")
     if "tool_calls" in plain:
-        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
+        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"messages[{index}].tool_calls")
     return plain
 
 
 def _content_text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
     if not isinstance(content, list):
         raise RequestError(f"{where} must be a string or a list of text parts", param=where)
     return "\n".join(_part_text(part, f"{where}[{j}]") for j, part in enumerate(content))
@@ -196,6 +209,8 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Reasoning under each name that templates read: ``reasoning_content`` and ``thinking``."""
+    if _REASONING_NAMES.isdisjoint(message):
+        return message
     reasoning = next((message[key] for key in _REASONING_FIELDS if key in message), None)
     if reasoning is None:
         return message

@@ -8,7 +8,7 @@ connections that still get their answer. Knows no routes and no requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from trserve.gateway.one_piece import OnePiece
 from trserve.gateway.responses import error_body
 
 if TYPE_CHECKING:
+    from trserve.gateway.cors import Header
     from trserve.gateway.visit import Visit
 
 MAX_HEADERS: Final = 128
@@ -28,6 +29,7 @@ SECOND_PROBE_S: Final = 0.02
 PROBE_EVERY_S: Final = 1.0
 
 LEAST_BODY_BYTES: Final = 16 * 1024
+_OK: Final = b"HTTP/1.1 200 OK\r\n"
 _PROBE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 
@@ -102,6 +104,27 @@ class Connection(HttpToolsProtocol):
         """Let the response end with the connection: HTTP/1.0 knows no chunks."""
         self.cycle.chunked_encoding = False
 
+    def reply(self, scope: Mapping[str, Any], headers: Iterable[Header], body: bytes) -> bool:
+        """Write all of the response, of status 200, to the request of ``scope``, which is no HEAD.
+
+        At once, without uvicorn's checks of each header and a task's turns for two messages. False,
+        and nothing, where somebody must wait: the client is too slow, or gone.
+        """
+        cycle = self.cycle
+        if cycle.scope is not scope or cycle.response_started or cycle.disconnected or self.paused:
+            return False
+        cycle.response_started = cycle.response_complete = True
+        pieces = [_OK]
+        for name, value in (*self.server_state.default_headers, *headers):
+            pieces += (name, b": ", value, b"\r\n")
+        pieces += (b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n", body)
+        cycle.transport.write_past(b"".join(pieces))  # type: ignore[attr-defined]
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
+
     def refuse_incomplete(self) -> None:
         """Close if a request has begun whose body is not here yet."""
         cycle = self.cycle
@@ -119,7 +142,6 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._header_bytes = 0
         self._has_begun = True
-        self._watch_head()
         self.scope["state"]["connection"] = self
 
     def on_url(self, url: bytes) -> None:
@@ -168,6 +190,8 @@ class Connection(HttpToolsProtocol):
             self._watch_body()
         elif self._held_bytes < 0:  # the bytes were, at least in part, those of another request
             self._held_bytes = 0
+            if self._has_begun:
+                self._watch_head()
         else:
             # One header that never ends is in the parser's hands, and no callback counts it.
             self._held_bytes += len(data)

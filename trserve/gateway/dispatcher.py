@@ -13,9 +13,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from trserve.errors import RequestError
@@ -35,8 +35,7 @@ FEW_STREAMS: Final = 8
 """Up to so many are looked at one by one: cheaper than vector operations over all slots."""
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """A request that is checked and ready for a slot.
 
     Attributes:

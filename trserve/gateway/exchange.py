@@ -15,6 +15,7 @@ from trserve.gateway.connection import Connection
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.generation import Generation
 from trserve.gateway.requests import GenerationRequest
+from trserve.gateway.visit import Visit
 
 
 class Exchange:
@@ -80,6 +81,11 @@ class Exchange:
     def generations(self) -> Sequence[Generation]:
         """Those of the request; empty while it waits."""
         return self._generations
+
+    @property
+    def visit(self) -> Visit | None:
+        """What is kept of it; None where nobody looked."""
+        return self._connection.visit
 
     @property
     def account(self) -> Account | None:

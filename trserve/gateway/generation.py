@@ -7,7 +7,7 @@ business. The row is the buffer: a client that reads slowly is simply caught up 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from trserve.errors import RequestError
 from trserve.gateway.answer import ABORTED, Answer, Delta, failure
@@ -16,10 +16,13 @@ from trserve.gateway.model_links import ModelLinks
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
-from trserve.ipc.baton import FINISH_MASK, HOP_MASK, LENGTH_SHIFT, Baton, Finish, unpack
+from trserve.ipc.baton import BANK_SHIFT, FINISH_MASK, HOP_MASK, LENGTH_SHIFT, Finish, unpack
 from trserve.ipc.extras import Extras, read_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
+
+_FINISH_OR_HOP: Final = FINISH_MASK | HOP_MASK
+_HOP_AND_BANK: Final = HOP_MASK | 1 << BANK_SHIFT
 
 
 class Sink(Protocol):
@@ -125,8 +128,10 @@ class Generation:
         """Give the sink what ``word``, the slot's baton, covers beyond what it has."""
         if self.ended or self._sink.paused:
             return
+        if not self.begun and word & _FINISH_OR_HOP == 0 and word >> LENGTH_SHIFT == self._position:
+            return  # published, and its first worker is at the prompt
         baton = unpack(word)
-        barred = baton.finish is Finish.NUMERIC_ERROR and self._extras(baton).empty
+        barred = baton.finish is Finish.NUMERIC_ERROR and self._extras(word).empty
         error = failure(baton.finish, barred=barred)
         if baton.finish is Finish.WORKER_LOST and self._links is not None:
             error = self._links.failure(baton.owner) or error
@@ -147,7 +152,7 @@ class Generation:
                 self._meter.begin()
         if delta.finish_reason is not None:
             self.ended = True
-            self._pending_ns = self._extras(baton).pending_ns
+            self._pending_ns = self._extras(word).pending_ns
             degraded = self._degraded()  # a model that is lost later changes nothing
             self._degraded = lambda: degraded
             self._end(delta.finish_reason)
@@ -225,19 +230,19 @@ class Generation:
         """Length of the row up to what counts."""
         return self._prompt_tokens + self._answer.num_tokens
 
-    def _extras(self, baton: Baton) -> Extras:
-        """The extras of the last hop that is stable while they are read.
+    def _extras(self, word: int) -> Extras:
+        """The extras of the last hop, ``word``'s or a later, that is stable while they are read.
 
         A stop string can end an answer while the request still moves; only the bank that the word
         names before and after the read was left alone meanwhile.
         """
         while True:
-            extras = read_extras(self._slab.extras(self.slot.index, baton.bank))
+            extras = read_extras(self._slab.extras(self.slot.index, word >> BANK_SHIFT & 1))
             load_fence()
-            again = unpack(self._slab.baton[self.slot.index])
-            if (again.hop, again.bank) == (baton.hop, baton.bank):
+            again = self._slab.baton[self.slot.index]
+            if (again ^ word) & _HOP_AND_BANK == 0:
                 return extras
-            baton = again
+            word = again
 
     def usage(self) -> dict[str, Any]:
         """The usage so far, as the response carries it; after the end the same for all who ask."""

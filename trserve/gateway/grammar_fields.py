@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 import msgspec
@@ -46,6 +47,8 @@ class Form(msgspec.Struct, frozen=True):
 
 def form_of(fields: Body) -> Form | None:
     """The form that a body asks for; None for any. Raises RequestError."""
+    if _forms(fields) == _NO_FORM:
+        return None
     forms = [
         form
         for name, read in _READERS.items()
@@ -177,6 +180,8 @@ _READERS: Final[dict[str, Callable[[Any, str], Form | None]]] = {
     "regex": _regex,
     "ebnf": _grammar,
 }
+_forms: Final = attrgetter(*_READERS)
+_NO_FORM: Final = (None,) * len(_READERS)
 
 
 # ---- texts ----

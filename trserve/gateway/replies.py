@@ -18,7 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES: Final = 32 * 2**20
-_JSON: Final = (b"content-type", b"application/json")
+JSON: Final = (b"content-type", b"application/json")
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -52,7 +52,7 @@ async def send_body(send: Send, status: int, body: bytes, content_type: bytes) -
 async def send_error(send: Send, error: RequestError) -> None:
     """A reply that is the error envelope."""
     body = error_body(error)
-    headers = [_JSON, (b"content-length", str(len(body)).encode())]
+    headers = [JSON, (b"content-length", str(len(body)).encode())]
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.retry_after is not None:

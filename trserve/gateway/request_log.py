@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, Final
 
 from trserve.errors import RequestError
@@ -27,11 +27,12 @@ class _Entry:
 
     def __init__(
         self,
+        log: RequestLog,
         sink: WholeSink | StreamSink,
         exchange: Exchange,
         requests: Sequence[GenerationRequest],
     ) -> None:
-        self._sink = sink
+        self._log = log
         self._requests = requests
         self._created = int(time.time())
         self.exchange = exchange
@@ -39,6 +40,22 @@ class _Entry:
         self.account = exchange.account
         # Each answer's: requests that share a response may have a name each.
         self._rids = [request.rid for request in requests for _ in range(request.num_choices)]
+
+    def __enter__(self) -> None:
+        self._log.open(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            # An error within a stream ends it without a finish reason, or without any answer.
+            told = [generation.finish_reason for generation in self.exchange.generations]
+            self._log.close(self, "finished" if told and all(told) else "failed")
+        else:
+            self._log.close(self, "failed" if isinstance(error, RequestError) else "cancelled")
 
     def abort(self, rid: str | None) -> bool:
         """End the answers that go by ``rid``, all for None; False if none does."""
@@ -75,28 +92,23 @@ class RequestLog:
         self._open: dict[str, _Entry] = {}
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
-    @contextmanager
     def entry(
         self,
         sink: WholeSink | StreamSink,
         exchange: Exchange,
         requests: Sequence[GenerationRequest],
-    ) -> Iterator[None]:
+    ) -> _Entry:
         """While the context lasts the request is open; how it is left says how it ended."""
-        entry = _Entry(sink, exchange, requests)
+        return _Entry(self, sink, exchange, requests)
+
+    def open(self, entry: _Entry) -> None:
+        """``entry``'s request has come."""
         self._open[entry.response_id] = entry
-        status = "cancelled"
-        try:
-            yield
-            # An error within a stream ends it without a finish reason, or without any answer.
-            told = [generation.finish_reason for generation in exchange.generations]
-            status = "finished" if told and all(told) else "failed"
-        except RequestError:
-            status = "failed"
-            raise
-        finally:
-            del self._open[entry.response_id]
-            self._keep(entry.response_id, entry.describe(status))
+
+    def close(self, entry: _Entry, status: str) -> None:
+        """``entry``'s request is over."""
+        del self._open[entry.response_id]
+        self._keep(entry.response_id, entry.describe(status))
 
     def _keep(self, response_id: str, said: dict[str, Any]) -> None:
         self._ended[response_id] = said

@@ -6,7 +6,8 @@ its parameter. Knows single parameters; nothing of what a whole request is.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -69,6 +70,12 @@ def check_name(name: str, value: str | None) -> None:
         raise RequestError(f"{name} may have at most {MAX_NAME_CHARS} characters", param=name)
 
 
+def checked_name(name: str, value: str) -> str:
+    """``value``; raises as :func:`check_name`."""
+    check_name(name, value)
+    return value
+
+
 def time_limit(name: str, value: float | None) -> float | None:
     """``value`` seconds, more than 0 and at most a day; None where there is none."""
     if value is None:
@@ -76,8 +83,8 @@ def time_limit(name: str, value: float | None) -> float | None:
     return real(name, value, 0.0, MAX_TIMEOUT_S, default=MAX_TIMEOUT_S, above=True)
 
 
-def _stop(stop: str | list[str] | None) -> list[str]:
-    stops = [stop] if isinstance(stop, str) else stop or []
+def _stop(stop: str | list[str]) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop
     if len(stops) > MAX_STOPS:
         raise RequestError(f"stop may hold at most {MAX_STOPS} strings", param="stop")
     for text in stops:
@@ -90,58 +97,62 @@ def _stop(stop: str | list[str] | None) -> list[str]:
     return stops
 
 
-def _stop_token_ids(ids: list[int | float] | None) -> list[int]:
-    if ids is not None and len(ids) > MAX_STOP_TOKEN_IDS:
+def _stop_token_ids(ids: list[int | float]) -> list[int]:
+    if len(ids) > MAX_STOP_TOKEN_IDS:
         raise RequestError(
             f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids"
         )
-    checked = [
-        integer(f"stop_token_ids[{i}]", value, 0, _INT32_MAX) for i, value in enumerate(ids or [])
-    ]
+    checked = [integer(f"stop_token_ids[{i}]", value, 0, _INT32_MAX) for i, value in enumerate(ids)]
     return [value for value in checked if value is not None]
 
 
-def sampling(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
-    """How tokens are chosen and an answer ends, by the names of ``GenerationRequest``."""
-    top_k = integer("top_k", fields.top_k, -1, INT64_MAX)
-    min_tokens = integer("min_tokens", fields.min_tokens, 0, INT64_MAX)
+Read = Callable[[str, Any], Any]
+"""From a member's name and its value to what it stands for."""
+
+
+def given(fields: msgspec.Struct, readers: Mapping[str, Read]) -> dict[str, Any]:
+    """What ``readers`` make of the members that are there; most of them are left out in most
+    requests, for which nothing is called."""
+    return {
+        name: read(name, value)
+        for name, read in readers.items()
+        if (value := getattr(fields, name)) is not None
+    }
+
+
+def as_it_is(name: str, value: Any) -> Any:
+    """``value``, of which every one of its type will do."""
+    return value
+
+
+def _real_in(low: float, high: float) -> Read:
+    return lambda name, value: real(name, value, low, high, default=low)
+
+
+def _top_p(name: str, value: float) -> float:
     # Workers compute in float32, where a smaller top_p would round to 0 and a larger temperature
     # to infinity; both mean the same at these limits.
-    top_p = real("top_p", fields.top_p, 0.0, 1.0, default=defaults.top_p, above=True)
-    return {
-        "temperature": real(
-            "temperature", fields.temperature, 0.0, _FLOAT32_MAX, default=defaults.temperature
-        ),
-        "top_p": max(top_p, _FLOAT32_TINY),
-        "top_k": defaults.top_k if top_k is None else max(top_k, 0),
-        "min_p": real("min_p", fields.min_p, 0.0, 1.0, default=defaults.min_p),
-        **_penalties(fields, defaults.repetition_penalty),
-        "seed": integer("seed", fields.seed, -INT64_MAX - 1, INT64_MAX),
-        "min_tokens": min_tokens or 0,
-        "ignore_eos": flag(fields.ignore_eos),
-        "stop": _stop(fields.stop),
-        "stop_token_ids": _stop_token_ids(fields.stop_token_ids),
-        "include_stop_str_in_output": flag(fields.include_stop_str_in_output)
-        or flag(fields.no_stop_trim),
-        "skip_special_tokens": flag(fields.skip_special_tokens, default=True),
+    return max(real(name, value, 0.0, 1.0, default=1.0, above=True), _FLOAT32_TINY)
+
+
+def _top_k(name: str, value: float) -> int:
+    return max(integer(name, value, -1, INT64_MAX) or 0, 0)
+
+
+def sampling(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
+    """How tokens are chosen and an answer ends, by the names of ``GenerationRequest``; without
+    what the body leaves out and has its default there."""
+    found = {
+        "temperature": defaults.temperature,
+        "top_p": max(defaults.top_p, _FLOAT32_TINY),
+        "top_k": defaults.top_k,
+        "min_p": defaults.min_p,
+        "repetition_penalty": defaults.repetition_penalty,
     }
-
-
-def _penalties(fields: Body, repetition_default: float) -> dict[str, Any]:
-    low, high = REPETITION_PENALTIES
-    repetition = real(
-        "repetition_penalty", fields.repetition_penalty, low, high, default=repetition_default
-    )
-    return {
-        "repetition_penalty": repetition,
-        "presence_penalty": _penalty("presence_penalty", fields.presence_penalty),
-        "frequency_penalty": _penalty("frequency_penalty", fields.frequency_penalty),
-        "logit_bias": _logit_bias(fields.logit_bias or {}),
-    }
-
-
-def _penalty(name: str, value: float | None) -> float:
-    return real(name, value, -2.0, 2.0, default=0.0)
+    found.update(given(fields, _SAMPLING))
+    if fields.no_stop_trim:
+        found["include_stop_str_in_output"] = True
+    return found
 
 
 def _logit_bias(given: dict[str, Any]) -> dict[int, float]:
@@ -162,6 +173,24 @@ def _logit_bias(given: dict[str, Any]) -> dict[int, float]:
         biases[int(key)] = float(value)
     return biases
 
+
+_SAMPLING: Final[Mapping[str, Read]] = {
+    "top_k": _top_k,
+    "min_tokens": lambda name, value: integer(name, value, 0, INT64_MAX),
+    "top_p": _top_p,
+    "temperature": _real_in(0.0, _FLOAT32_MAX),
+    "min_p": _real_in(0.0, 1.0),
+    "repetition_penalty": _real_in(*REPETITION_PENALTIES),
+    "presence_penalty": _real_in(-2.0, 2.0),
+    "frequency_penalty": _real_in(-2.0, 2.0),
+    "logit_bias": lambda _, value: _logit_bias(value),
+    "seed": lambda name, value: integer(name, value, -INT64_MAX - 1, INT64_MAX),
+    "ignore_eos": as_it_is,
+    "stop": lambda _, value: _stop(value),
+    "stop_token_ids": lambda _, value: _stop_token_ids(value),
+    "include_stop_str_in_output": as_it_is,
+    "skip_special_tokens": as_it_is,
+}
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)]
 
@@ -188,16 +217,13 @@ def _prompt(value: Any, where: str) -> str | list[int]:
         raise type_error(error, where) from error
 
 
-def choices(fields: Body) -> int:
-    """``n``; ``best_of`` may repeat it or be 1, because nothing is chosen among more."""
-    n = integer("n", fields.n, 1, INT64_MAX) or 1
-    best_of = integer("best_of", fields.best_of, 1, INT64_MAX) or 1
-    if best_of not in (1, n):
+def check_best_of(fields: Body, n: int) -> None:
+    """``best_of`` may repeat ``n`` or be 1, because nothing is chosen among more."""
+    if (integer("best_of", fields.best_of, 1, INT64_MAX) or 1) not in (1, n):
         raise RequestError(
             f"best_of must be n, which is {n}: choosing among more is not supported yet",
             param="best_of",
         )
-    return n
 
 
 def top_logprobs(name: str, value: float | None) -> int | None:

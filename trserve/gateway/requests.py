@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -21,18 +22,20 @@ from trserve.gateway.request_body import (
     MAX_NAME,
     Body,
     ChatBody,
-    Extension,
-    StreamOptions,
     read_chat_body,
     read_completion_body,
 )
 from trserve.gateway.request_values import (
     INT64_MAX,
+    Read,
+    as_it_is,
     called_tools,
     chat_logprobs,
+    check_best_of,
     check_name,
-    choices,
+    checked_name,
     flag,
+    given,
     integer,
     prompts,
     sampling,
@@ -136,16 +139,13 @@ def parse_chat(body: bytes, defaults: SamplingDefaults = PLAIN_DEFAULTS) -> Gene
         kind="chat",
         messages=normalize_messages(fields.messages or []),
         chat_template_kwargs=_template_kwargs(fields),
-        tools=tools(fields),
-        parallel_tool_calls=flag(fields.parallel_tool_calls, default=True),
-        called_tools=called_tools(fields),
-        calls_any=fields.tool_choice == "required",
+        **_calls(fields),
         reasoning=_reasoning(fields),
         **_ending(fields),
-        add_special_tokens=flag(fields.add_special_tokens),
         max_tokens=_chat_max_tokens(fields),
         logprobs=chat_logprobs(fields),
         **common(fields, defaults),
+        add_special_tokens=fields.add_special_tokens is True,
     )
     return check_consistent(request)
 
@@ -182,33 +182,50 @@ def check_consistent(request: GenerationRequest) -> GenerationRequest:
 
 
 def common(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
-    """The members that both routes share, by the names of :class:`GenerationRequest`."""
-    extension = fields.trserve or Extension()
-    options = fields.stream_options or StreamOptions()
+    """The members that both routes share, by the names of :class:`GenerationRequest`.
+
+    ``form`` is always among them; others that are left out may not be.
+    """
     if fields.stream_options is not None and not fields.stream:
         raise RequestError(
             "stream_options needs stream: true; leave it out otherwise", param="stream_options"
         )
-    check_name("model", fields.model)
-    check_name("rid", fields.rid)
-    model, params = _split_model(fields.model)
-    return {
-        **sampling(fields, defaults),
-        "n": choices(fields),
-        "model": model,
-        "model_as_sent": fields.model,
-        "stream": flag(fields.stream),
-        "include_usage": flag(options.include_usage),
-        "continuous_usage_stats": flag(options.continuous_usage_stats),
-        "return_token_ids": flag(fields.return_token_ids),
-        "trace": flag(extension.trace),
-        "router_params": _router_params({**params, **(extension.router or {})}),
-        "entry_model": extension.entry_model,
-        "only": extension.only,
-        "timeout_s": time_limit("trserve.timeout_s", extension.timeout_s),
-        "rid": fields.rid,
-        "form": form_of(fields),
-    }
+    found = sampling(fields, defaults)
+    found.update(given(fields, _COMMON))
+    found["form"] = form_of(fields)
+    if fields.best_of is not None:
+        check_best_of(fields, found.get("n", 1))
+    if fields.stream_options is not None:
+        found.update(given(fields.stream_options, _STREAM_OPTIONS))
+    params: dict[str, Any] = {}
+    if fields.model is not None:
+        check_name("model", fields.model)
+        found["model"], params = _split_model(fields.model)
+        found["model_as_sent"] = fields.model
+    if fields.trserve is not None:
+        found.update(given(fields.trserve, _EXTENSION))
+        params = {**params, **(fields.trserve.router or {})}
+    if params:
+        found["router_params"] = _router_params(params)
+    return found
+
+
+_COMMON: Final[Mapping[str, Read]] = {
+    "n": lambda name, value: integer(name, value, 1, INT64_MAX),
+    "rid": checked_name,
+    "stream": as_it_is,
+    "return_token_ids": as_it_is,
+}
+_STREAM_OPTIONS: Final[Mapping[str, Read]] = {
+    "include_usage": as_it_is,
+    "continuous_usage_stats": as_it_is,
+}
+_EXTENSION: Final[Mapping[str, Read]] = {
+    "trace": as_it_is,
+    "entry_model": as_it_is,
+    "only": as_it_is,
+    "timeout_s": lambda _, value: time_limit("trserve.timeout_s", value),
+}
 
 
 def _chat_max_tokens(fields: ChatBody) -> int | None:
@@ -220,13 +237,27 @@ def _chat_max_tokens(fields: ChatBody) -> int | None:
 
 def _reasoning(fields: ChatBody) -> Reasoning:
     """SGLang's switch leaves it where it is, vLLM's drops it."""
-    if not flag(fields.include_reasoning, default=True):
+    if fields.include_reasoning is False:
         return "dropped"
-    return "apart" if flag(fields.separate_reasoning, default=True) else "within"
+    return "within" if fields.separate_reasoning is False else "apart"
+
+
+def _calls(fields: ChatBody) -> dict[str, Any]:
+    """Which tools may be called, and which must be."""
+    if fields.tools is None and fields.tool_choice is None and fields.parallel_tool_calls is None:
+        return {}
+    return {
+        "tools": tools(fields),
+        "parallel_tool_calls": flag(fields.parallel_tool_calls, default=True),
+        "called_tools": called_tools(fields),
+        "calls_any": fields.tool_choice == "required",
+    }
 
 
 def _ending(fields: ChatBody) -> dict[str, Any]:
     """How the prompt ends: with the header of a new turn, or within the last message."""
+    if fields.continue_final_message is None and fields.add_generation_prompt is None:
+        return {}
     continues = flag(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         raise RequestError(
@@ -238,9 +269,12 @@ def _ending(fields: ChatBody) -> dict[str, Any]:
 
 
 def _template_kwargs(fields: ChatBody) -> dict[str, Any]:
-    given: dict[str, Any] = {"documents": fields.documents, "tools": tools(fields) or None}
-    given = {name: value for name, value in given.items() if value is not None}
-    return {**given, **(fields.chat_template_kwargs or {})}
+    found: dict[str, Any] = {}
+    if fields.documents is not None:
+        found["documents"] = fields.documents
+    if fields.tools and (shown := tools(fields)):
+        found["tools"] = shown
+    return {**found, **(fields.chat_template_kwargs or {})}
 
 
 # ---- model names, router parameters, prompts ----

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,6 +94,7 @@ class Service:
         self.keep_alive_s = plan.endpoint.sse_keep_alive_s
         self.defaults = plan.sampling_defaults
         self.router_parameters: tuple[Parameter, ...] = ()
+        self._eos_token_ids = tuple(plan.eos_token_ids)
         self.router_values: dict[str, float | None] = {}
         self.max_prompt_and_output = min(model.max_model_len for model in plan.models)
 
@@ -192,9 +193,8 @@ class Service:
 
     def _check_pages(self, jobs: Sequence[Job]) -> None:
         """No more may be asked for than there is when nobody else is here."""
-        layout = self._slab.layout
-        most = max(job.pages for job in jobs)
-        if most > layout.pages_per_request or sum(job.pages for job in jobs) > layout.num_pages:
+        layout, pages = self._slab.layout, [job.pages for job in jobs]
+        if max(pages) > layout.pages_per_request or sum(pages) > layout.num_pages:
             raise RequestError(
                 "logprobs: their records for this many tokens do not fit in memory; lower "
                 "max_tokens, the number of top logprobs, or n",
@@ -233,7 +233,7 @@ class Service:
 
     def check_slots(self, requests: Iterable[GenerationRequest]) -> None:
         """All choices are taken at once, so there must be a slot for each; else RequestError."""
-        wanted, slots = sum(request.num_choices for request in requests), self.plan.slots
+        wanted, slots = sum([request.num_choices for request in requests]), self.plan.slots
         if wanted > slots:
             raise RequestError(
                 f"the request asks for {wanted} choices (n for each prompt); this server holds "
@@ -246,11 +246,12 @@ class Service:
         scored = request.echo and request.logprobs is not None
         if self.plan.early_prefill == "off" or scored or room < 1:
             return []
-        return [
-            model for model in self.placements.visits(placement) if model not in self.states.lost
-        ]
+        lost = self.states.lost
+        return [model for model in self.placements.visits(placement) if model not in lost]
 
     def _router_params(self, given: dict[str, float]) -> dict[str, float]:
+        if not given:
+            return given
         parameters = [p for p in self.router_parameters if p.per_request]
         values = dict(given)
         names = [parameter.name for parameter in parameters]
@@ -291,16 +292,16 @@ class Service:
             min_tokens=min(request.min_tokens, max_tokens),
             ignore_eos=request.ignore_eos,
             stop_token_ids=tuple(request.stop_token_ids),
-            eos_token_ids=tuple(self.plan.eos_token_ids),
+            eos_token_ids=self._eos_token_ids,
             repetition_penalty=request.repetition_penalty,
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
             logit_bias=request.logit_bias,
         )
 
-    def _check_known(self, param: str, ids: Iterable[int]) -> None:
+    def _check_known(self, param: str, ids: Collection[int]) -> None:
         size = self.plan.tokenizer_size
-        if any(not 0 <= token < size for token in ids):
+        if ids and any(not 0 <= token < size for token in ids):
             raise RequestError(f"{param}: ids are 0 to {size - 1}", param=param)
 
     def _starter(

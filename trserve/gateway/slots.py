@@ -12,12 +12,20 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from trserve.errors import RequestError
-from trserve.ipc.baton import Finish, SlotState, pack, unpack
+from trserve.ipc.baton import (
+    LENGTH_SHIFT,
+    STATE_MASK,
+    STATE_SHIFT,
+    Finish,
+    SlotState,
+    pack,
+    unpack,
+)
 from trserve.ipc.extras import write_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import PARAMS_BYTES, pages_for
@@ -26,12 +34,12 @@ from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import Slab
 from trserve.params import RequestParams, decode_params
 
+_DONE_BITS = int(SlotState.DONE) << STATE_SHIFT
 _FREE = pack(0, 0, SlotState.FREE, Finish.NONE, 0, 0)
 _FILLING = pack(0, 0, SlotState.FILLING, Finish.NONE, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """One use of a slot."""
 
     index: int
@@ -156,7 +164,10 @@ class SlotTable:
         slab.cached[slot] = -1
         for left in slab.left:
             left[slot] = 0
-        slab.sent[slot] = sum(1 << worker for worker in (entry, *expecting))
+        sent = 1 << entry
+        for worker in expecting:
+            sent |= 1 << worker
+        slab.sent[slot] = sent
         slab.tokens[slot, :length] = prompt
         slab.write_params(slot, params)
         if pages:
@@ -178,7 +189,7 @@ class SlotTable:
         One that is DONE stays as it is.
         """
         slab = self._slab
-        if unpack(slab.baton[slot.index]).state is SlotState.DONE:
+        if slab.baton[slot.index] & STATE_MASK == _DONE_BITS:
             return
         slab.cancel[slot.index] = slot.gen
         sent = slab.sent[slot.index]
@@ -208,16 +219,18 @@ class SlotTable:
         return bool(done)
 
     def _count_overshoot(self, index: int, length: int | None) -> None:
-        end = unpack(self._slab.baton[index]).length
+        end = self._slab.baton[index] >> LENGTH_SHIFT
         if length is not None and length < end:
             for source in self._slab.source[index, length:end].tolist():
                 self.overshoot[source] += 1
 
     def _is_closed(self, index: int, gen: int) -> bool:
         slab = self._slab
-        if unpack(slab.baton[index]).state is not SlotState.DONE:
+        if slab.baton[index] & STATE_MASK != _DONE_BITS:
             return False
         load_fence()  # nobody adds to ``sent`` once the word says DONE
         sent = slab.sent[index]
-        workers = range(slab.layout.workers)
-        return all(slab.closed[w][index] == gen for w in workers if sent >> w & 1)
+        for worker, closed in enumerate(slab.closed):
+            if sent >> worker & 1 and closed[index] != gen:
+                return False
+        return True

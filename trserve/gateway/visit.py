@@ -30,6 +30,7 @@ class Visit:
 
     Attributes:
         request_id: the client's own label if it is one, else a new id; never a key to anything.
+        labels: headers of its response, beside those that say what is in it.
         account: whose it is, once that is known.
         status: of the response; None until it has begun.
         begun_s, ended_s: when the response began and when all was over (``time.monotonic``).
@@ -53,6 +54,7 @@ class Visit:
             elif name == b"x-request-id" and label is None and _LABEL.fullmatch(value):
                 label = value
         self.request_id = label or secrets.token_hex(16).encode()
+        self.labels: Sequence[Header] = ()
         self.account: Account | None = None
         self.status: int | None = None
         self.arrived_s = time.monotonic()
@@ -67,16 +69,20 @@ class Visit:
 
     def sender(self, send: Send, headers: Sequence[Header]) -> Send:
         """``send`` with the request's id and ``headers`` on the response."""
-        labels = [(b"x-request-id", self.request_id), *headers]
+        self.labels = [(b"x-request-id", self.request_id), *headers]
 
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self.status = self.status or message["status"]
-                self.begun_s = time.monotonic()
-                message["headers"] = [*message["headers"], *labels]
+                self.begin(message["status"])
+                message["headers"] = [*message["headers"], *self.labels]
             await send(message)
 
         return labelled
+
+    def begin(self, status: int) -> None:
+        """Its response begins with ``status``."""
+        self.status = self.status or status
+        self.begun_s = time.monotonic()
 
     def understood(self, requests: Sequence[GenerationRequest], response_id: str) -> None:
         """It asks for answers, which go out in the response of this id."""
@@ -98,6 +104,6 @@ class Visit:
         self.times += [generation.times for generation in generations]
         if self._is_in and self.account is not None:
             self._is_in = False
-            tokens = sum(usage["completion_tokens"] for usage in self.usages)
+            tokens = sum([usage["completion_tokens"] for usage in self.usages])
             # What got no answer took nothing of its key's tokens.
             self.account.leave(tokens if generations else -self.prompt_tokens)
