@@ -161,7 +161,9 @@ def measure(name: str, engine: str, threads: int, steps: int) -> list[Row]:
         prompt = statistics.median(subject.times_ms(PROMPT, 0, max(3, steps // 6)))
         return [
             {
-                **{"model": name, "engine": engine, "threads": threads},
+                "model": name,
+                "engine": engine,
+                "threads": threads,
                 **_row(subject, context, steps, prompt),
                 **exactness,
             }
