@@ -34,7 +34,7 @@ COUNTS = {
     "file": 3,
     "output": 3,
     "slow": 1,
-    "lint": 7,
+    "lint": 17,
     "text": 2,
 }
 """Blocks of all pages by what a test does with them (``tests/docs/pages.py``)."""
