@@ -34,6 +34,12 @@ from trserve.ipc.tally import TallyWriter
 from trserve.ipc.trace import TraceWriter
 from trserve.plan import ServerPlan
 from trserve.sched.table import ThresholdTable
+from trserve.workers.device_links import (
+    DeviceLinks,
+    SourceReader,
+    links_of,
+    open_device_links,
+)
 
 if TYPE_CHECKING:
     from trserve.router_lib.base import BaseRouter
@@ -113,18 +119,20 @@ def _progress(control: ControlClient) -> Callable[[int, int], None]:
 
 
 def _create_loop(
-    arguments: ChildArguments, plan: ServerPlan, runner: Runner, control: ControlClient
+    arguments: ChildArguments,
+    plan: ServerPlan,
+    runner: Runner,
+    control: ControlClient,
+    leaving: ExitStack,
 ) -> WorkerLoop:
     from trserve.router_lib.target_share import share_control
     from trserve.workers.blocks import BlockPool
     from trserve.workers.gates import create_gate
     from trserve.workers.grammar import create_grammars
-    from trserve.workers.in_step import DecidingRunner
     from trserve.workers.loop import WorkerLoop
     from trserve.workers.metering import WorkerMeter
     from trserve.workers.news import News
     from trserve.workers.routing import Routing
-    from trserve.workers.runner import keep_tap
     from trserve.workers.sampler import Sampler
     from trserve.workers.step import StepInputs
     from trserve.workers.step_cycle import StepCycle, StepLimits
@@ -133,7 +141,11 @@ def _create_loop(
 
     index, model = arguments.index, plan.models[arguments.index]
     slab = Slab(arguments.slab_fd, plan.layout)
-    outbox = open_outbox(slab, arguments.bells, index)
+    link_names = links_of(plan, index, runner)
+    router = _prepare_runner(plan, index, runner, reads_sources=bool(link_names))
+    links = open_device_links(plan, slab, index, link_names, leaving)
+    medium = links.medium if links else ShmMedium(slab)
+    outbox = open_outbox(slab, arguments.bells, index, medium)
     if plan.edge_slots:
         outbox.also_ring(plan.edge_port, plan.slots)
     pool = BlockPool(model.num_blocks, plan.block_size, prefix_caching=plan.prefix_caching)
@@ -145,11 +157,6 @@ def _create_loop(
         max_blocks_per_row=table.blocks_per_row,
         block_size=plan.block_size,
     )
-    router = _create_router(plan, index, runner)
-    if router.reads_tap:
-        keep_tap(runner)
-    if isinstance(runner, DecidingRunner):
-        runner.prepare(router)
     tallies = [slab.tally_words(worker) for worker in range(len(plan.models))]
     routing = Routing(router, share_control(router, tallies))
     bounds_s = plan.endpoint.handoff_buckets_s
@@ -175,11 +182,14 @@ def _create_loop(
     slab.workers[index].set("total_blocks", model.num_blocks)
     ready = {"type": "ready", "router_parameters": routing.describe()}
     control.send(ready | device_report(plan.device))
+    if links:
+        links.find_suffixes(slab, index, table, runner, plan.max_tokens)
+        links.offer(control)
     return WorkerLoop(
         bell=arguments.bells[index],
-        rings=receivers(ShmMedium(slab), plan.layout, index),
+        rings=receivers(medium, plan.layout, index),
         control_fd=control.fd,
-        on_control=lambda: _on_control(control, gate, index, pool, routing, table),
+        on_control=lambda: _on_control(control, gate, index, pool, routing, table, links),
         launcher_fd=arguments.launcher_fd,
         table=table,
         tally=tally,
@@ -188,6 +198,23 @@ def _create_loop(
         publish=outbox.flush,
         trace=table.trace,
     )
+
+
+def _prepare_runner(
+    plan: ServerPlan, index: int, runner: Runner, *, reads_sources: bool
+) -> BaseRouter:
+    """Make ``runner`` ready for steps, graphs included; returns the router that decides on them."""
+    from trserve.workers.in_step import DecidingRunner
+    from trserve.workers.runner import keep_tap
+
+    router = _create_router(plan, index, runner)
+    if router.reads_tap:
+        keep_tap(runner)
+    if reads_sources and isinstance(runner, SourceReader):
+        runner.read_sources()
+    if isinstance(runner, DecidingRunner):
+        runner.prepare(router)
+    return router
 
 
 def _create_router(plan: ServerPlan, index: int, runner: Runner) -> BaseRouter:
@@ -221,6 +248,7 @@ def _on_control(
     pool: BlockPool,
     routing: Routing,
     table: RequestTable,
+    links: DeviceLinks | None,
 ) -> bool:
     """Take in all messages; False once the worker is to end.
 
@@ -240,6 +268,8 @@ def _on_control(
                 table.version += 1  # rows that are kept from step to step hold the old values
             elif kind == "confirm":
                 control.send({"type": "confirmed", "number": message["number"], "model": index})
+            elif kind == "link_offer" and links:
+                links.accept(control, message)
             elif kind == "flush_cache":
                 pool.forget_cached()
                 answer = {"type": "cache_flushed", "number": message["number"], "model": index}
@@ -252,7 +282,7 @@ def _prepare(arguments: ChildArguments, control: ControlClient, leaving: ExitSta
     if held := hold_device(plan.device, arguments.parent):
         leaving.callback(held.finish)
     runner = _create_runner(plan, arguments, control, leaving)
-    loop = _create_loop(arguments, plan, runner, control)
+    loop = _create_loop(arguments, plan, runner, control, leaving)
     # Whatever is alive now stays: the collector need never walk the model again.
     gc.collect()
     gc.freeze()
