@@ -96,6 +96,15 @@ class Child:
             process.wait(KILL_AFTER_S)
             raise _start_failed(title, error) from error
 
+    def discard(self) -> None:
+        """End one that nobody watches yet."""
+        self.process.kill()
+        try:
+            self.process.wait(KILL_AFTER_S)
+        except subprocess.TimeoutExpired:
+            log.error("%s does not end although it was killed", self.title)
+        os.close(self.pidfd)
+
     @property
     def is_owner(self) -> bool:
         """Whether it is the program that embeds the server."""

@@ -93,10 +93,8 @@ class Workforce:
                 for role in roles(self._plan, worker.index):
                     worker.crew.append(self._spawn(worker, role, fds))
         except StartFailedError:
-            for child in worker.crew:
-                child.process.kill()
-                child.process.wait()
-            worker.crew.clear()
+            while worker.crew:
+                worker.crew.pop().discard()
             raise
         for child in worker.crew:
             self._watch(child)
@@ -129,7 +127,9 @@ class Workforce:
     def on_ready(self, child: Child, message: Message) -> None:
         """It can serve, and says what it knows of the router's parameters and of its device."""
         worker = self._of(child)
-        if worker is None or (child is worker.crew[0] and not worker.in_slab):
+        if worker is None or worker.killed_at is not None:
+            return  # what is left of it will not serve
+        if child is worker.crew[0] and not worker.in_slab:
             return  # its predecessor's message, which came late
         if cause := self._gpus.on_ready(worker.index, message.get("mps")):
             child.failure = (f"{child.title}: {cause}", EXIT_UNAVAILABLE)
@@ -226,7 +226,10 @@ class Workforce:
 
     def _others_left(self, worker: Worker) -> bool:
         others = (
-            index for other in self._workers if other is not worker for index in other.indices
+            index
+            for other in self._workers
+            if other is not worker and not self._plan.models[other.index].place.is_placeholder
+            for index in other.indices
         )
         return any(self._stand_in.status(index) is not WorkerStatus.LOST for index in others)
 

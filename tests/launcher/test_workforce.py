@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.gateway.stack import new_plan
@@ -240,3 +241,53 @@ def test_a_worker_that_can_not_be_started_again_is_given_up(
     assert scene.look(START_AGAIN_S) is None
     assert scene.status() == [WorkerStatus.UP, WorkerStatus.LOST]
     assert not list(scene.force.due())
+
+
+def changed(path: Path, **of_second: Any) -> list[Any]:
+    """The models of a plan, with a second one that is not as usual."""
+    first, second = new_plan(path).models
+    return [first, msgspec.structs.replace(second, **of_second)]
+
+
+def test_what_is_left_of_a_group_of_ranks_is_not_ready(new_scene: NewScene, tmp_path: Path) -> None:
+    scene = new_scene(models=changed(tmp_path, tp=2))
+    assert scene.force.replace(scene.started[1], 0.0) is None
+    assert scene.force.replace(scene.started[2], 0.0) is None
+    told, (first, second) = len(scene.told), scene.started[-2:]
+    scene.force.on_hello(first)
+    assert scene.force.replace(first, 1.0) is None  # as soon as both have joined
+    scene.force.on_hello(second)
+    scene.force.on_ready(second, {})  # which it has sent before it was killed
+    assert scene.status()[1] is WorkerStatus.RESTARTING
+    assert len(scene.told) == told
+
+
+def test_ranks_that_are_started_in_vain_leave_no_descriptors(
+    new_scene: NewScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = new_scene(models=changed(tmp_path, tp=2))
+    held, pipe = os.pipe()
+    first = Child("worker-1", "", NoProcess(), held)
+    answers = iter((first,))
+
+    def start(*_: object) -> Child:
+        for child in answers:
+            return child
+        raise StartFailedError("no room")
+
+    monkeypatch.setattr(Child, "start", start)
+    for rank in (1, 2):
+        assert scene.force.replace(scene.started[rank], 0.0) is None
+    assert first.process.kills == 1  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held)
+    os.close(pipe)
+
+
+def test_a_placeholder_alone_is_no_server(new_scene: NewScene, tmp_path: Path) -> None:
+    first, second = new_plan(tmp_path).models
+    models = [msgspec.structs.replace(first, remote="edge"), second]
+    scene = new_scene(models=models, on_peer_loss="degrade", edge_slots=2)
+    causes = [scene.force.replace(scene.started[-1], float(at)) for at in range(3)]
+    assert causes[:2] == [None, None]
+    assert causes[2] is not None and "worker 1" in causes[2]
