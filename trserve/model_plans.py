@@ -150,12 +150,15 @@ def plan_models(
 
 
 def _elsewhere(name: str, place: Place, facts: RemoteFacts | None, length: int) -> ModelPlan:
-    """Of a model at another host; what nobody has said is as it is here."""
+    """Of a model at another host; what nobody has said is as it is here.
+
+    Its rows are those of the slab here, which have ``length`` tokens at most.
+    """
     facts = facts or RemoteFacts(max_model_len=length)
     return ModelPlan(
         name=name,
         dtype=facts.dtype,
-        max_model_len=facts.max_model_len,
+        max_model_len=min(facts.max_model_len, length),
         active_parameters=facts.active_parameters,
         remote=place.remote,
     )

@@ -16,7 +16,9 @@ from tokenizers import Tokenizer
 from tests.gateway.small_tokenizers import byte_level, save, word_piece
 from trserve import kv_blocks as kv_blocks_module
 from trserve import model_plans as plan_module
+from trserve import plan as server_plan_module
 from trserve.config import config_from_flags
+from trserve.edge.facts import RemoteFacts
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.models.spec import read_spec
 from trserve.plan import ServerPlan, make_plan
@@ -257,3 +259,12 @@ def test_every_model_has_a_name_of_its_own(pair: tuple[str, str], tmp_path: Path
     names = [model.name for model in plan((pair[0], second, pair[0], pair[0])).models]
     assert names[:2] == ["small", "small-2"]
     assert len(set(names)) == 4
+
+
+def test_a_model_elsewhere_has_rows_no_longer_than_the_slabs(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = [None, RemoteFacts(max_model_len=10**6)]
+    monkeypatch.setattr(server_plan_module, "ask_hosts", lambda *_: facts)
+    found = plan((pair[0], "large@10.0.0.2:9000"), router="none")
+    assert found.models[1].max_model_len == found.row_tokens == found.models[0].max_model_len
