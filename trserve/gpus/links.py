@@ -7,12 +7,23 @@ judges.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from trserve.errors import ConfigError
 from trserve.gpus.planning import Planned
 from trserve.gpus.programs import MPS_CONTROL, DriverError, find_program
 from trserve.gpus.topology import PeerAccess, read_peer_access
-from trserve.ipc.device.choice import SHM, LinkTopology, choose_link
+from trserve.ipc.device.choice import (
+    CUDA_IPC,
+    HOST_MAPPED,
+    NCCL,
+    SHM,
+    LinkTopology,
+    choose_link,
+)
 from trserve.ipc.slab import available_memory
+
+THROUGH_DEVICES: Final = (CUDA_IPC, HOST_MAPPED, NCCL)
 
 
 def chosen_links(
@@ -27,10 +38,15 @@ def chosen_links(
         row_bytes: of all rows of the slab.
 
     Raises:
-        ConfigError: it cannot be had between two that are here.
+        ConfigError: it cannot be had between two that are here, or goes through GPUs without any.
     """
     found = [["" if a == b else SHM for b in range(len(names))] for a in range(len(names))]
     local = [index for index, is_here in enumerate(here) if is_here]
+    if len(local) < 2 and planned is None and wanted in THROUGH_DEVICES:
+        raise ConfigError(
+            f"--link {wanted} joins models on GPUs, and here is none\nleave --link out; models at "
+            "other hosts have a link of their own"
+        )
     topology = link_topology([names[index] for index in local], local, planned, row_bytes)
     chosen = choose_link(topology, wanted).names
     for row, a in enumerate(local):

@@ -6,15 +6,16 @@ Knows plans, and puts the parts together. Unproven on a device.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.gpus.plan import OWN_GPU
 from trserve.models.assembly import Progress
-from trserve.models.cuda.attention import AttentionBackend, BatchGeometry, PagedLayers
+from trserve.models.cuda.attention import BACKENDS, AttentionBackend, BatchGeometry, PagedLayers
 from trserve.models.cuda.attention import choose_backend as choose_attention
 from trserve.models.cuda.decoder import CudaDecoder
 from trserve.models.cuda.weights import check_device_memory, device_caches, load_onto
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ATTENTION_VARIABLE: Final = "TRSERVE_ATTENTION"
+"""What attends, one of ``BACKENDS``: lets an operator step over a flashinfer that does not work."""
+
 
 def create_runner(plan: ServerPlan, index: int, progress: Progress | None = None) -> CudaRunner:
     """The runner of ``plan``'s model ``index``, on its GPU; on the CPU if that is the device.
@@ -37,7 +41,7 @@ def create_runner(plan: ServerPlan, index: int, progress: Progress | None = None
         ModelUnavailableError: there is no such device, or the model does not fit there.
         ConfigError: the model cannot run there.
     """
-    model = plan.models[index]
+    model, attention = plan.models[index], attention_from_environment()
     device = _device_of(plan, model)
     if model.int8:
         raise ConfigError(
@@ -67,8 +71,21 @@ def create_runner(plan: ServerPlan, index: int, progress: Progress | None = None
         row_tokens=plan.layout.row_tokens,
         model=index,
         tokenizer_size=plan.tokenizer_size,
+        attention=attention,
         graphs=graphs,
     )
+
+
+def attention_from_environment() -> str:
+    """What ``TRSERVE_ATTENTION`` names, ``auto`` where it is not set.
+
+    Raises:
+        ConfigError: there is no such backend. (One that cannot run here says so later.)
+    """
+    name = os.environ.get(ATTENTION_VARIABLE) or BACKENDS[0]
+    if name not in BACKENDS:
+        raise ConfigError(f"{ATTENTION_VARIABLE}={name}: is one of {', '.join(BACKENDS)}")
+    return name
 
 
 def assemble_runner(
