@@ -58,13 +58,21 @@ def check_kernels() -> Finding:
 
 
 def check_optional(device: str, gpus: int) -> list[Finding]:
-    """Packages that only GPUs need: flashinfer, and NCCL where there are several."""
+    """Packages that only some devices need: flashinfer, NCCL for several GPUs, ONNX Runtime."""
     flashinfer = version_of("flashinfer-python")
     nccl = next(filter(None, map(version_of, ("nvidia-nccl-cu13", "nvidia-nccl-cu12"))), None)
     return [
         _optional("flashinfer", flashinfer, "flashinfer", needed=device == "cuda"),
         _optional("NCCL", nccl, "cuda", needed=device == "cuda" and gpus > 1),
+        _runtime(version_of("onnxruntime"), needed=device == "onnx"),
     ]
+
+
+def _runtime(version: str | None, *, needed: bool) -> Finding:
+    if version or not needed:
+        return Finding("ONNX Runtime", Level.OK, version or "not installed, and not needed")
+    fix = "install 'trserve[edge]' in this environment, or use --device cpu"
+    return Finding("ONNX Runtime", Level.FAULT, "not installed", "--device onnx", fix)
 
 
 def _optional(name: str, version: str | None, extra: str, *, needed: bool) -> Finding:
