@@ -1,12 +1,24 @@
-"""A whole server on the GPU's runner, emulated on the CPU, equals the reference of its models."""
+"""A whole server on the GPU's runner and links, emulated on the CPU, equals the reference.
+
+Suffixes that were handed over are read from inboxes of an emulated device, where they were pushed.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from random import Random
 
 import pytest
 
+from tests.faults.streams import (
+    Streams,
+    check_equal,
+    check_nothing_held,
+    kill_workers,
+    request,
+    undisturbed,
+)
 from tests.golden.pairs import SETTINGS, Pair, settings_of
 from tests.golden.reference import SLM, Reference
 from tests.golden.word_problems import chat_prompts
@@ -24,11 +36,20 @@ def embedded(full) -> Iterator[Pair]:
     prompts = chat_prompts(60 if full else 3, Random("graphs"), reference.models[SLM].tokenizer)
     settings = settings_of(TAUS, 56 if full else SHORT)
     args = ["--models", f"{slm},{llm}", "--dtype", "float32", "--router", "r-stitch"]
-    emulated = {"TRSERVE_RUNNER": "graphs-on-cpu"}
+    emulated = {"TRSERVE_RUNNER": "graphs-on-cpu", "TRSERVE_EMULATED_LINK": "cuda_ipc"}
     with Server([*args, "--device", "cpu", "--max-num-seqs", "12"], env=emulated) as server:
         assert server.stderr.count("emulates a GPU's on the CPU") == 2
         yield Pair("embedded, graphs on the CPU", server, reference, prompts, settings)
         assert server.stop() == 0
+        for worker in range(2):
+            check_views_were_used(server, worker)
+
+
+def check_views_were_used(server: Server, worker: int) -> None:
+    """What the last of ``worker``'s lives said of its link when it ended."""
+    line = rf"worker-{worker}: link emulated-cuda_ipc: (\d+) of (\d+) suffixes"
+    viewed, came = map(int, re.findall(line, server.stderr)[-1])
+    assert 0 < viewed <= came < 2 * viewed
 
 
 def test_buckets_decide_what_the_reference_decides(embedded):
@@ -37,3 +58,15 @@ def test_buckets_decide_what_the_reference_decides(embedded):
     Random("order").shuffle(cases)
     summary = embedded.check(cases, 8, streamed=[True, False])
     assert summary.tokens > 300
+
+
+def test_streams_outlive_a_worker_whose_inbox_goes_with_it(embedded):
+    """Its successor offers another, under a new epoch, which is then used (see the fixture)."""
+    server, bodies = embedded.server, [request(number, max_tokens=40) for number in range(4)]
+    expected = undisturbed(server, bodies)
+    streams = Streams(server, bodies)
+    streams.until_written(20)
+    kill_workers(server, [1])
+    check_equal(streams.join(), expected)
+    check_equal(undisturbed(server, bodies), expected)
+    check_nothing_held(server)

@@ -28,7 +28,7 @@ from trserve.plan import ModelPlan, ServerPlan
 from trserve.router_lib.base import BaseRouter, RouterContext
 from trserve.router_lib.none import NoRouter
 from trserve.workers.cuda.buckets import pieces_from_environment
-from trserve.workers.cuda.create import assemble_runner
+from trserve.workers.cuda.create import assemble_runner, attention_from_environment
 from trserve.workers.cuda.runner import CudaRunner, RunnerLimits
 from trserve.workers.in_step import StepAsk
 from trserve.workers.runner import ForwardOutput
@@ -67,7 +67,7 @@ def create_cuda_runner(
         ModelUnavailableError: there is no such device, or the share does not fit there.
         ConfigError: the model cannot run there.
     """
-    model = plan.models[index]
+    model, attention = plan.models[index], attention_from_environment()
     if model.int8:
         raise ConfigError(
             "--quantization int8 is for the CPU; a GPU runs bfloat16 or float32 (--dtype)"
@@ -102,6 +102,7 @@ def create_cuda_runner(
         row_tokens=plan.layout.row_tokens,
         model=index,
         tokenizer_size=plan.tokenizer_size,
+        attention=attention,
     )
     return runner, group
 
