@@ -7,12 +7,14 @@ widest, are busy for ``LOAD`` of the time. For routers that visit for one token:
 confidence.
 
 The second is measured: processor time of the front server for each event that it passes on, between
-a group that only streams and clients that only read, in processes of their own.
+a group that only streams and clients that only read, in processes of their own. The third too: that
+of a link agent and an edge port for each visit, with the embedded pair at two loopback addresses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -20,7 +22,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from bench.closed_loop import Counts, Until
 from bench.common import Row, parser, print_table, report
+from bench.endpoint import Address, MetricsProbe
+from bench.systems import Algorithm, Endpoint, Setup
+from bench.two_hosts import two_hosts
+from bench.workloads import Workload
+from tests.procfs import command, cpu_seconds, descendants
 from trserve.cluster.front_server import FrontServer
 from trserve.emulated.profile import load_profile
 from trserve.sched.algorithms import behaviour
@@ -29,6 +37,11 @@ from trserve.sched.system import make_system
 
 LOAD: Final = 0.8
 WIDEST: Final = 64
+TITLES: Final = {
+    "planned": "SLM workers per LLM worker",
+    "front": "the front server",
+    "link": "both ends of a link",
+}
 _BUDGET_S: Final = 5.0
 _END_S: Final = 150.0
 
@@ -120,6 +133,41 @@ async def _measure(url: str, ends: list[str], streams: int, chunks: int) -> Row:
     }
 
 
+def link_cost(quick: bool) -> Row:
+    """Processor time of both ends of a link for each visit, at 4 requests and p = 0.35."""
+    setup = Setup(("tiny", "small"), "cpu", Algorithm("r2r", (0.35,)))
+    until = Until(tokens=2000 if quick else 20_000, least_s=3.0, most_s=60.0)
+    with two_hosts(setup) as address:
+        before = _ends()
+        window = asyncio.run(Endpoint(address).measure(4, Workload("fleet", 20, 200), until))
+        spent = {name: seconds - before[name] for name, seconds in _ends().items()}
+        counts = asyncio.run(_counts(address))
+    visits = counts.handoffs / 2
+    row: Row = {
+        "part": "link",
+        "visits": visits,
+        "visits_per_s": window.handoffs / 2 / window.seconds,
+    }
+    return row | {f"{name}_us_per_visit": s / visits * 1e6 for name, s in spent.items()}
+
+
+def _ends() -> dict[str, float]:
+    """Processor seconds of the agent and the port that were started from here."""
+    commands = {pid: command(pid) for pid in descendants(os.getpid())}
+    return {
+        name: sum(cpu_seconds(pid) for pid, line in commands.items() if f"edge.{name}_main" in line)
+        for name in ("agent", "port")
+    }
+
+
+async def _counts(address: Address) -> Counts:
+    probe = await MetricsProbe.open(address)
+    try:
+        return await probe.read()
+    finally:
+        probe.close()
+
+
 def main() -> int:
     """Compute, measure, report."""
     arguments = parser("fleet", __doc__ or "")
@@ -134,7 +182,13 @@ def main() -> int:
         rows += planned(args.profile, ps, args.concurrency, network_ms)
     for streams in (1, 16) if args.quick else (1, 16, 64):
         rows.append(measured(streams, 100 if args.quick else 400))
-    for part, title in ("planned", "SLM workers per LLM worker"), ("front", "the front server"):
+    rows.append(link_cost(args.quick))
+    titles = {
+        "planned": "SLM workers per LLM worker",
+        "front": "the front server",
+        "link": "a link",
+    }
+    for part, title in titles.items():
         print_table(title, [row for row in rows if row["part"] == part])
     report("fleet", args, rows, "fleet", shown=lambda _: {})
     return 0
