@@ -46,6 +46,7 @@ def graphs_runner(
     pieces: frozenset[str] = ALL,
     dtype: torch.dtype = torch.float32,
     attention: str = "auto",
+    reads_sources: bool = False,
 ) -> CudaRunner:
     """The GPU's runner of ``path``, on the CPU."""
     spec = read_spec(path)
@@ -61,6 +62,8 @@ def graphs_runner(
     )
     if router.reads_tap:
         runner.keep_tap()
+    if reads_sources:
+        runner.read_sources()
     runner.prepare(router)
     return runner
 
@@ -100,11 +103,14 @@ class Beside:
         seed: int,
         pieces: frozenset[str] = ALL,
         attention: str = "auto",
+        reads_sources: bool = False,
     ) -> None:
         spec = read_spec(path)
         self.rng = np.random.default_rng(seed)
         self.router = router
-        self.graphs = graphs_runner(path, router, pieces, attention=attention)
+        self.graphs = graphs_runner(
+            path, router, pieces, attention=attention, reads_sources=reads_sources
+        )
         kv = KVCache(spec, num_blocks=NUM_BLOCKS, block_size=BLOCK, dtype=torch.float32)
         decoder = load_model(path, spec, dtype=torch.float32)
         self.torch = TorchRunner(decoder, kv, tokenizer_size=90)
@@ -168,11 +174,15 @@ class Beside:
         )
         return output, tokens, list(self.routing.destinations(result))
 
+    def before_graphs(self) -> None:
+        """The CPU has computed the step, the graphs not yet."""
+
     def check(self, rows: list[Row], counts: list[int]) -> tuple[np.ndarray, list[int | None]]:
         """One step on both; they agree on every row. Returns tokens and destinations."""
         self.fill(rows, counts)
         ask = self.ask(rows)
         output, tokens, destinations = self.expected(rows, ask)
+        self.before_graphs()
         found = self.graphs.decide(self.step, ask)
         assert torch.allclose(found.logits[:, :90], output.logits[:, :90], atol=2e-4)
         assert torch.isneginf(found.logits[:, 90:]).all()
