@@ -85,6 +85,10 @@ def test_links_of_models_here_and_elsewhere(monkeypatch: pytest.MonkeyPatch) -> 
     assert chosen_links("auto", names, here, None, 4096)[0] == ["", "shm", "shm"]
     with pytest.raises(ConfigError, match="--link cuda_ipc cannot join tiny and small"):
         chosen_links("cuda_ipc", names, here, None, 4096)
+    for wanted in ("cuda_ipc", "host_mapped", "nccl"):
+        with pytest.raises(ConfigError, match=f"--link {wanted} joins models on GPUs, and here"):
+            chosen_links(wanted, names, [True, False, False], None, 4096)
+    assert chosen_links("tcp", names, [True, False, False], None, 4096)[0] == ["", "shm", "shm"]
 
 
 def test_a_pair_is_unreached_if_one_way_is_missing() -> None:
