@@ -69,3 +69,11 @@ def test_what_is_kept_is_bounded() -> None:
     for name in range(100):
         affinity.choose([0, 0], str(name), prompt(name))
     assert len(affinity._sessions) == len(affinity._prefixes) == 10
+
+
+def test_a_long_name_of_a_session_is_not_kept() -> None:
+    affinity = Affinity(most_kept=4)
+    name = "me" * 10**6
+    first = affinity.choose((0, 0), name, b"").group
+    assert affinity.choose((5, 5), name, b"") == (first, "session")
+    assert all(isinstance(key, int) for key in affinity._sessions)

@@ -10,7 +10,10 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from trserve.cluster.front_server import FrontServer
+from trserve.cluster.forwarding import ANYBODYS
+from trserve.cluster.front_server import FrontServer, _watched_socket
+from trserve.endpoint_plan import EndpointPlan
+from trserve.keys import digest
 
 EVENTS = [b'data: {"n": 0}\n\n', b'data: {"n": 1}\n\n', b"data: [DONE]\n\n"]
 BOUND_S = 10.0
@@ -26,6 +29,7 @@ class FakeGroup:
         self.hold = asyncio.Event()
         self.left = asyncio.Event()
         self.dies = self.never_ends = False
+        self.begins = EVENTS[0]
         self.status = 200
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._answer)
@@ -57,7 +61,7 @@ class FakeGroup:
         reply = web.StreamResponse(headers={"content-type": "text/event-stream", "x-mine": "1"})
         await reply.prepare(request)
         try:
-            await reply.write(EVENTS[0])
+            await reply.write(self.begins)
             while self.never_ends:
                 await asyncio.sleep(0.01)
                 await reply.write(EVENTS[0])
@@ -77,10 +81,10 @@ class FakeGroup:
 class Stage:
     """A front server and two groups."""
 
-    def __init__(self, key: str | None = None) -> None:
+    def __init__(self, key: str | None = None, endpoint: EndpointPlan = ANYBODYS) -> None:
         self.groups = [FakeGroup("zero"), FakeGroup("one")]
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.front = FrontServer(self._listener, len(self.groups), key)
+        self.front = FrontServer(self._listener, len(self.groups), key, endpoint)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.client = aiohttp.ClientSession()
@@ -117,9 +121,13 @@ class Stage:
         return sum(len(group.asked) for group in self.groups)
 
 
-def on_stage(act: Callable[[Stage], Awaitable[None]], key: str | None = None) -> None:
+def on_stage(
+    act: Callable[[Stage], Awaitable[None]],
+    key: str | None = None,
+    endpoint: EndpointPlan = ANYBODYS,
+) -> None:
     async def run() -> None:
-        stage = Stage(key)
+        stage = Stage(key, endpoint)
         await stage.begin()
         try:
             async with asyncio.timeout(BOUND_S):
@@ -282,3 +290,93 @@ def test_metrics_and_the_list() -> None:
         assert [each["ready"] for each in listed["groups"]] == [True, True]
 
     on_stage(act)
+
+
+def test_an_event_that_is_cut_off_is_ended_before_the_error() -> None:
+    async def act(stage: Stage) -> None:
+        for group in stage.groups:
+            group.dies, group.begins = True, b'data: {"n'
+        async with stage.post("/v1/completions", {"prompt": "a"}) as reply:
+            assert await reply.content.readany() == b'data: {"n'
+            for group in stage.groups:
+                group.hold.set()
+            assert (await reply.read()).startswith(b'\n\ndata: {"error":')
+
+    on_stage(act)
+
+
+async def raw(stage: Stage, request: bytes) -> bytes:
+    host, _, port = stage.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def test_a_path_is_passed_on_as_it_was_written() -> None:
+    async def act(stage: Stage) -> None:
+        line = b"GET /v1/trserve/requests/a%3Fb%2F?q=%20 HTTP/1.1\r\n"
+        await raw(stage, line + b"host: x\r\nconnection: close\r\n\r\n")
+        asked = stage.groups[0].asked[0]
+        assert asked.raw_path == "/v1/trserve/requests/a%3Fb%2F?q=%20"
+        assert "accept-encoding" not in asked.headers
+
+    on_stage(act)
+
+
+def test_no_request_makes_a_group_count_as_lost() -> None:
+    async def act(stage: Stage) -> None:
+        for line in (b"OPTIONS * HTTP/1.1", b"GET http://[x HTTP/1.1", b"GET //@:x/ HTTP/1.1"):
+            answer = await raw(stage, line + b"\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 "), line
+        nested = b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}"
+        async with stage.client.post(stage.url + "/v1/embeddings", data=nested) as reply:
+            assert reply.status == 200
+        assert [group.losses for group in stage.front.groups.all] == [0, 0]
+
+    on_stage(act)
+
+
+def test_http_1_0_gets_no_chunks() -> None:
+    async def act(stage: Stage) -> None:
+        for group in stage.groups:
+            group.hold.set()
+        head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}"
+        head, _, body = (await raw(stage, head)).partition(b"\r\n\r\n")
+        assert body == b"".join(EVENTS)
+        assert b"transfer-encoding" not in head.lower()
+
+    on_stage(act)
+
+
+def test_what_the_endpoint_answers_itself_takes_the_key_too() -> None:
+    async def act(stage: Stage) -> None:
+        for path, status in ("/v1/trserve/groups", 401), ("/metrics", 401), ("/readyz", 200):
+            async with stage.client.get(stage.url + path) as reply:
+                assert reply.status == status
+        theirs = {"authorization": "Bearer sk-theirs"}
+        async with stage.client.get(stage.url + "/v1/trserve/groups", headers=theirs) as reply:
+            assert reply.status == 200
+
+    on_stage(act, endpoint=EndpointPlan(api_keys=(digest("sk-theirs"),), protect_metrics=True))
+
+
+def test_the_admins_key_is_passed_on() -> None:
+    async def act(stage: Stage) -> None:
+        async with stage.post("/v1/trserve/routing", {}, authorization="Bearer boss") as reply:
+            assert reply.status == 200
+        asked = [request for group in stage.groups for request in group.asked]
+        assert [each.headers["authorization"] for each in asked] == ["Bearer boss"] * 2
+
+    on_stage(act, key="inner")
+
+
+def test_a_host_that_vanishes_is_given_up() -> None:
+    """Nothing is sent to it while it answers, so that only the kernel's own question finds out."""
+    with _watched_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        named = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        idle, every, count = (made.getsockopt(socket.IPPROTO_TCP, name) for name in named)
+        assert idle + every * count <= 30
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000

@@ -6,15 +6,18 @@ import asyncio
 import threading
 from pathlib import Path
 
+import pytest
 import yaml
 from click.testing import CliRunner
 
 from trserve.cli import main
 from trserve.cluster.actor import GroupActor
-from trserve.cluster.parts import HOME_KEYS, MEMBER_KEYS, SETTINGS, parts_of
+from trserve.cluster.parts import API_KEYS, HOME_KEYS, MEMBER_KEYS, SETTINGS, parts_of
 from trserve.cluster.relay import Relay
 from trserve.config import config_from_flags
 from trserve.config_sources import gather
+from trserve.endpoint_plan import plan_endpoint
+from trserve.keys import digest
 
 
 def settings_of(text: str) -> dict[str, object]:
@@ -41,6 +44,40 @@ def test_two_hosts_dial_each_other() -> None:
     assert said["models"] == "a@edge,b,c@edge"
     assert said["edge-listen"] == "{host}:{port}"
     assert member.files[MEMBER_KEYS] == "listens"
+
+
+def test_every_server_asks_for_the_clients_keys() -> None:
+    """Without them it would answer whoever finds its port."""
+    keys = {"api_key": ("sk-one", "sk-two"), "admin_key": "sk-admin"}
+    flags = {"executor": "ray", "host_groups": ((0,), (1,)), **keys}
+    for part in parts_of(config_from_flags(flags), 0, None, ("dials", "listens")):
+        assert part.files[API_KEYS] == "sk-one\nsk-two"
+        assert "sk-" not in part.files[SETTINGS] and "sk-" not in str(part.environment)
+        actor = GroupActor(part.arguments, part.environment, part.files, part.members, "127.0.0.1")
+        environment = actor._process._environment
+        config = gather({}, actor._folder / SETTINGS, environment).config()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("TRSERVE_API_KEY", "TRSERVE_ADMIN_KEY"):
+                patch.setenv(name, environment[name])
+            plan = plan_endpoint(config.endpoint)
+        assert plan.api_keys == (digest("sk-one"), digest("sk-two"))
+        assert plan.admin_key == digest("sk-admin")
+        actor.stop(0.1)
+
+
+def test_members_ask_for_a_key_too() -> None:
+    flags = {"executor": "ray", "host_groups": ((0,), (1,))}
+    parts = parts_of(config_from_flags(flags), 0, "inner", ("dials", "listens"))
+    assert [part.environment for part in parts] == [{"TRSERVE_API_KEY": "inner"}] * 2
+
+
+def test_settings_of_links_and_ranks_reach_the_hosts() -> None:
+    flags = {"executor": "ray", "link_heartbeat_s": 2.5, "tp": (1, 2), "threads": (1, 3)}
+    (home,) = parts_of(config_from_flags(flags), 0, None, None)
+    assert settings_of(home.files[SETTINGS])["link-heartbeat-s"] == 2.5
+    assert (home.cpus, home.gpus) == (7, 0)
+    (home,) = parts_of(config_from_flags({**flags, "device": "cuda"}), 0, None, None)
+    assert home.gpus == 2
 
 
 def test_gpus_are_counted_once() -> None:

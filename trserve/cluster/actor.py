@@ -39,8 +39,8 @@ class GroupActor:
     """A server that runs while the actor lives.
 
     Args:
-        arguments: of ``trserve``. They, and the files, have :data:`FOLDER`, :data:`HOST`,
-            :data:`PORT` and :func:`peer` in the place of what only the actor knows.
+        arguments: of ``trserve``. They, the environment and the files have :data:`FOLDER`,
+            :data:`HOST`, :data:`PORT` and :func:`peer` in the place of what only the actor knows.
         environment: what the server gets beside the actor's own.
         files: by name, the content of files that only this user may read.
         members: which members it dials; the server starts once it was told where they are.
@@ -65,7 +65,8 @@ class GroupActor:
             descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(self._filled(content))
-        self._process = GroupProcess(list(map(self._filled, arguments)), environment)
+        own = {name: self._filled(value) for name, value in environment.items()}
+        self._process = GroupProcess(list(map(self._filled, arguments)), own)
 
     def _filled(self, text: str) -> str:
         known = {FOLDER: str(self._folder), HOST: self._address, PORT: str(self._port)}

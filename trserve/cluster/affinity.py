@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple
 
 CHUNK_BYTES: Final = 256
 """About four KV blocks of English text; what is shorter is no prefix worth a detour."""
@@ -24,7 +24,6 @@ EXCESS: Final = 1.5
 """A group is too busy for affinity with more than :data:`SLACK` requests beyond the idlest one, and
 more than :data:`EXCESS` times the mean."""
 
-_Key = TypeVar("_Key", str, int)
 Reason = Literal["session", "prefix", "load"]
 
 
@@ -44,7 +43,7 @@ class Affinity:
 
     def __init__(self, most_kept: int = MOST_KEPT) -> None:
         self._most_kept = most_kept
-        self._sessions: OrderedDict[str, int] = OrderedDict()
+        self._sessions: OrderedDict[int, int] = OrderedDict()
         self._prefixes: OrderedDict[int, int] = OrderedDict()
 
     def choose(self, in_flight: Sequence[int | None], session: str, prompt: bytes) -> Choice:
@@ -57,10 +56,11 @@ class Affinity:
             prompt: bytes of which equal prefixes mean equal prefixes of tokens.
         """
         hashes = list(_chain(prompt))
-        choice = self._wanted(in_flight, session, hashes)
+        known = hash(session) if session else None  # a name may be as long as its client likes
+        choice = self._wanted(in_flight, known, hashes)
         if choice is None:
             choice = Choice(_idlest(in_flight), "load")
-        self._remember(choice.group, session, hashes)
+        self._remember(choice.group, known, hashes)
         return choice
 
     def forget(self, group: int) -> None:
@@ -69,9 +69,9 @@ class Affinity:
         _drop(self._prefixes, group)
 
     def _wanted(
-        self, in_flight: Sequence[int | None], session: str, hashes: Sequence[int]
+        self, in_flight: Sequence[int | None], session: int | None, hashes: Sequence[int]
     ) -> Choice | None:
-        known = self._sessions.get(session) if session else None
+        known = self._sessions.get(session) if session is not None else None
         if known is not None and _has_time(in_flight, known):
             return Choice(known, "session")
         for hashed in reversed(hashes):
@@ -80,21 +80,21 @@ class Affinity:
                 return Choice(group, "prefix")
         return None
 
-    def _remember(self, group: int, session: str, hashes: Sequence[int]) -> None:
-        if session:
+    def _remember(self, group: int, session: int | None, hashes: Sequence[int]) -> None:
+        if session is not None:
             _put(self._sessions, session, group, self._most_kept)
         for hashed in hashes:
             _put(self._prefixes, hashed, group, self._most_kept)
 
 
-def _put(kept: OrderedDict[_Key, int], key: _Key, group: int, most: int) -> None:
+def _put(kept: OrderedDict[int, int], key: int, group: int, most: int) -> None:
     kept[key] = group
     kept.move_to_end(key)
     if len(kept) > most:
         kept.popitem(last=False)
 
 
-def _drop(kept: OrderedDict[_Key, int], group: int) -> None:
+def _drop(kept: OrderedDict[int, int], group: int) -> None:
     for key in [key for key, value in kept.items() if value == group]:
         del kept[key]
 

@@ -15,10 +15,13 @@ from typing import Any, Final
 
 import aiohttp
 import orjson
+from yarl import URL
 
 from trserve.cluster.affinity import Affinity
 from trserve.cluster.groups import Group, Groups
+from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
+from trserve.gateway.access import ADMIN_PATHS, Access
 from trserve.gateway.replies import Receive, Scope, Send, read_body, send_error, send_json
 from trserve.gateway.responses import error_body
 
@@ -35,8 +38,16 @@ _HOP_BY_HOP: Final = frozenset(
     | {b"content-length", b"proxy-authorization", b"expect"}
 )
 _EVENTS: Final = b"text/event-stream"
+_EVENT_END: Final = b"\n\n"
+_OUR_LIBRARYS: Final = ("accept", "accept-encoding", "content-type", "user-agent")
+"""Headers that it would add where the client sent none."""
+ANSWER_S: Final = 30.0
+"""How long a group may take for what concerns the server, not the models."""
 
 _Headers = list[tuple[bytes, bytes]]
+
+
+ANYBODYS: Final = EndpointPlan()
 
 
 class Forwarding:
@@ -45,6 +56,7 @@ class Forwarding:
     Args:
         key: what the groups ask of whoever speaks to them, in the place of the client's own; None
             where the client's key is theirs to check.
+        endpoint: who may see what this process answers by itself.
 
     Attributes:
         describe: gives more members for ``/v1/trserve/groups``.
@@ -58,7 +70,9 @@ class Forwarding:
         affinity: Affinity,
         session: aiohttp.ClientSession,
         key: str | None = None,
+        endpoint: EndpointPlan = ANYBODYS,
     ) -> None:
+        self._access = Access(endpoint)
         self._groups = groups
         self._affinity = affinity
         self._session = session
@@ -85,19 +99,26 @@ class Forwarding:
         own = self._own.get(scope["path"])
         try:
             if own is not None:
+                sent = [value for name, value in scope["headers"] if name == b"authorization"]
+                self._access.check(scope["path"], scope["query_string"], sent)
                 await own(send)
                 return
             if self.draining:
                 raise RequestError("the server is shutting down", status=503, retry_after=1)
+            if not scope["raw_path"].startswith(b"/"):
+                raise RequestError("the request names no path", status=400)
             body = await read_body(receive)
-            if scope["path"] in EVERYWHERE and scope["method"] != "GET":
-                await self._ask_all(scope, body, send)
-            elif scope["path"].startswith(ONE_OF_THEM):
-                await self._ask_until_found(scope, send)
-            else:
-                await _until_gone(receive, self._forward(scope, body, send))
+            await _until_gone(receive, self._answer(scope, body, send))
         except RequestError as error:
             await send_error(send, error)
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        if scope["path"] in EVERYWHERE and scope["method"] != "GET":
+            await self._ask_all(scope, body, send)
+        elif scope["path"].startswith(ONE_OF_THEM):
+            await self._ask_until_found(scope, send)
+        else:
+            await self._forward(scope, body, send)
 
     # -- one of them -------------------------------------------------------------------------
 
@@ -129,38 +150,49 @@ class Forwarding:
 
     async def _exchange(self, group: Group, scope: Scope, body: bytes, send: Send) -> bool:
         """Pass the request on and the answer back; False if the group did not begin to answer."""
-        begun, events = False, False
+        begun, events, last = False, False, _EVENT_END
         try:
             async with self._request(group, scope, body) as reply:
                 headers = _answer_headers(reply, group)
                 events = any(name == b"content-type" and _EVENTS in v for name, v in headers)
+                start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+                if scope["http_version"] == "1.0" and reply.content_length is None:
+                    await _send_whole(send, start, await reply.read())  # it knows no chunks
+                    return True
                 begun = True
-                start = {"type": "http.response.start", "status": reply.status}
-                await send({**start, "headers": headers})
+                await send(start)
                 async for piece in reply.content.iter_any():
+                    last = (last + piece)[-len(_EVENT_END) :]
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except (aiohttp.ClientError, TimeoutError) as error:
             self._groups.lose(group, repr(error))
             if not begun:
                 return False
-            await _break_off(send, group, events=events)
+            cut = b"" if last == _EVENT_END else _EVENT_END  # what was cut off is an event too
+            await _break_off(send, group, cut, events=events)
         return True
 
     def _request(self, group: Group, scope: Scope, body: bytes) -> Any:
-        query = scope["query_string"].decode("latin-1")
-        url = f"{group.url}{scope['path']}" + f"?{query}" * bool(query)
+        target = scope["raw_path"] + b"?" * bool(scope["query_string"]) + scope["query_string"]
         return self._session.request(
-            scope["method"], url, data=body or None, headers=self._request_headers(scope)
+            scope["method"],
+            URL(group.url + target.decode("ascii"), encoded=True),
+            data=body or None,
+            headers=self._request_headers(scope),
+            skip_auto_headers=_OUR_LIBRARYS,
+            allow_redirects=False,
         )
 
     def _request_headers(self, scope: Scope) -> list[tuple[str, str]]:
+        # Who administers has a key of their own, which is the groups' to check.
+        ours = self._key is not None and scope["path"] not in ADMIN_PATHS
         kept = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in scope["headers"]
-            if name not in _HOP_BY_HOP and not (self._key and name == b"authorization")
+            if name not in _HOP_BY_HOP and not (ours and name == b"authorization")
         ]
-        if self._key:
+        if ours:
             kept.append(("authorization", f"Bearer {self._key}"))
         return kept
 
@@ -185,7 +217,7 @@ class Forwarding:
 
     async def _whole(self, group: Group, scope: Scope, body: bytes) -> tuple[int, bytes]:
         try:
-            async with self._request(group, scope, body) as reply:
+            async with asyncio.timeout(ANSWER_S), self._request(group, scope, body) as reply:
                 return reply.status, await reply.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             self._groups.lose(group, repr(error))
@@ -258,9 +290,17 @@ def _affinities(scope: Scope, body: bytes) -> tuple[str, bytes]:
         fields = None
     if not isinstance(fields, dict):
         return session, b""
-    session = session or next((str(fields[f]) for f in SESSION_FIELDS if fields.get(f)), "")
+    named = (fields.get(name) for name in SESSION_FIELDS)
+    session = session or next((str(each) for each in named if _is_name(each)), "")
     prompt = next((fields[name] for name in PROMPT_FIELDS if fields.get(name)), "")
-    return session, orjson.dumps(prompt)
+    try:
+        return session, orjson.dumps(prompt)
+    except orjson.JSONEncodeError:  # nested deeper than it writes: the group's to refuse
+        return session, b""
+
+
+def _is_name(value: object) -> bool:
+    return bool(value) and isinstance(value, str | int)
 
 
 def _answer_headers(reply: aiohttp.ClientResponse, group: Group) -> _Headers:
@@ -270,14 +310,23 @@ def _answer_headers(reply: aiohttp.ClientResponse, group: Group) -> _Headers:
     return [*kept, (b"x-trserve-group", str(group.index).encode())]
 
 
-async def _break_off(send: Send, group: Group, *, events: bool) -> None:
-    """End an answer that its group did not: with an error in a stream, else with the connection."""
+async def _send_whole(send: Send, start: dict[str, Any], body: bytes) -> None:
+    headers = [*start["headers"], (b"content-length", b"%d" % len(body))]
+    await send({**start, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _break_off(send: Send, group: Group, cut: bytes, *, events: bool) -> None:
+    """End an answer that its group did not: with an error in a stream, else with the connection.
+
+    ``cut`` ends what is left of an event.
+    """
     log.error("group %d went away in the middle of an answer", group.index)
     if not events:
         raise ConnectionAbortedError(f"group {group.index} went away in the middle of an answer")
     error = RequestError(
         f"group {group.index} went away in the middle of this answer; ask again", status=503
     )
-    frame = b"data: " + error_body(error) + b"\n\n"
+    frame = cut + b"data: " + error_body(error) + _EVENT_END
     await send({"type": "http.response.body", "body": frame, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

@@ -16,32 +16,58 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from trserve.cluster.affinity import Affinity
-from trserve.cluster.forwarding import Forwarding
+from trserve.cluster.forwarding import ANYBODYS, Forwarding
 from trserve.cluster.groups import Groups
+from trserve.endpoint_plan import EndpointPlan
 from trserve.gateway.connection import Connection, Timeouts
 
 CONNECT_TIMEOUT_S: Final = 5.0
 KEEP_ALIVE_S: Final = 60
+SILENCE_S: Final = 10
+ASK_EVERY_S: Final = 5
+MOST_UNANSWERED: Final = 3
+"""After so long the kernel asks a group's host whether it is there, so often, and gives it up."""
 _LOOK_EVERY_S: Final = 0.05
+
+
+def _watched_socket(address: tuple[Any, ...]) -> socket.socket:
+    """One to a group. A host that vanishes sends nothing, and no answer has a time limit."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_EVERY_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, MOST_UNANSWERED)
+    unacknowledged_s = SILENCE_S + ASK_EVERY_S * MOST_UNANSWERED
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * unacknowledged_s)
+    return made
 
 
 class FrontServer:
     """Serves ``listener`` for ``count`` groups.
 
     Args:
-        key: what the groups ask for, see ``Forwarding``.
+        key, endpoint: see ``Forwarding``.
     """
 
-    def __init__(self, listener: socket.socket, count: int, key: str | None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        count: int,
+        key: str | None,
+        endpoint: EndpointPlan = ANYBODYS,
+    ) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S / 2),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEP_ALIVE_S / 2, socket_factory=_watched_socket
+            ),
             timeout=timeout,
             auto_decompress=False,
         )
         affinity = Affinity()
         self.groups = Groups(count, self._session, affinity.forget)
-        self.app = Forwarding(self.groups, affinity, self._session, key)
+        self.app = Forwarding(self.groups, affinity, self._session, key, endpoint)
         self._listener = listener
         self._state = ServerState()
         self._state.default_headers = []

@@ -24,6 +24,7 @@ _READY: Final = re.compile(r"trserve ready (?P<url>\S+) models=(?P<models>\S+) (
 _KEPT_LINES: Final = 20
 _FOR_GOOD: Final = (EXIT_USAGE, EXIT_UNAVAILABLE)
 LONGEST_PAUSE_S: Final = 30.0
+LAST_WORDS_S: Final = 1.0
 SETTLED_S: Final = 60.0
 """A server that served for so long is started again at once, the next time that it ends."""
 
@@ -35,7 +36,7 @@ class Status(NamedTuple):
         url: where it serves; empty while it does not.
         ready_line: what it said of itself.
         detail: what it does, or why it does not serve.
-        exit_code: set once it will never serve: what is wrong with it does not go away.
+        exit_code: set while it has never served and ends for what does not go away by itself.
     """
 
     url: str
@@ -60,7 +61,9 @@ class GroupProcess:
         self._failures = 0
         self._start_at = 0.0
         self._process: subprocess.Popen[str] | None = None
+        self._ears: list[threading.Thread] = []
         self._served_at: float | None = None
+        self._ever_served = self._is_stopped = False
 
     def tick(self) -> Status:
         """Start it if it is due, notice its end; how it is now. To be called now and then.
@@ -69,7 +72,7 @@ class GroupProcess:
         started it.
         """
         process, now = self._process, time.monotonic()
-        if self._status.exit_code is not None:
+        if self._is_stopped:
             return self._status
         if process is not None and process.poll() is not None:
             self._note_end(process.returncode, now)
@@ -86,16 +89,20 @@ class GroupProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # else one byte would end the reading, and a full pipe the server
             process_group=0,
         )
+        self._ears = []
         for stream, hear in ((process.stdout, self._hear_ready), (process.stderr, self._hear)):
             assert stream is not None
-            threading.Thread(target=_read, args=(stream, hear), daemon=True).start()
+            ear = threading.Thread(target=_read, args=(stream, hear), daemon=True)
+            self._ears.append(ear)
+            ear.start()
 
     def _hear_ready(self, line: str) -> None:
         if found := _READY.fullmatch(line):
-            self._served_at = time.monotonic()
+            self._served_at, self._ever_served = time.monotonic(), True
             self._status = Status(found["url"], line, "serving")
 
     def _hear(self, line: str) -> None:
@@ -104,20 +111,21 @@ class GroupProcess:
 
     def _note_end(self, code: int, now: float) -> None:
         self._process = None
+        for ear in self._ears:  # its last words are the cause
+            ear.join(LAST_WORDS_S)
         cause = next((line for line in reversed(self._said) if line.strip()), "it said nothing")
         detail = f"ended with {code}: {cause}"
-        never_served = self._served_at is None
-        if never_served and code in _FOR_GOOD:
-            self._status = Status("", "", detail, code)
-            return
         settled = self._served_at is not None and now - self._served_at > SETTLED_S
         self._failures = 1 if settled else self._failures + 1
-        self._start_at = now + min(2.0 ** (self._failures - 1) - 1, LONGEST_PAUSE_S)
-        self._status = Status("", "", detail + "; it is started again")
+        self._start_at = now + min(2.0 ** min(self._failures - 1, 16) - 1, LONGEST_PAUSE_S)
+        for_good = code in _FOR_GOOD and not self._ever_served
+        again = "" if for_good else "; it is started again"
+        self._status = Status("", "", detail + again, code if for_good else None)
 
     def stop(self, drain_s: float) -> int | None:
         """Drain it, kill it if it does not end in time; its exit code, None if it did not run."""
         process, self._process = self._process, None
+        self._is_stopped = True
         self._status = Status("", "", "stopped", 0)
         if process is None:
             return None

@@ -12,6 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,9 +20,10 @@ from trserve.banner import show_note
 from trserve.cluster.actor import GroupActor
 from trserve.cluster.parts import Part, parts_of
 from trserve.config import LaunchConfig
-from trserve.endpoint_plan import plan_endpoint
+from trserve.endpoint_plan import EndpointPlan, cautions, plan_endpoint
 from trserve.errors import EXIT_WORKER_LOST, ModelUnavailableError
 from trserve.front import listen
+from trserve.keys import read_admin_key, read_api_keys
 
 if TYPE_CHECKING:
     from trserve.cluster.front_server import FrontServer
@@ -36,17 +38,29 @@ _TELL_EVERY_S: Final = 10.0
 def launch_on_ray(config: LaunchConfig) -> int:
     """Run until it ends; returns the exit code. StartupError before anything is started."""
     ray = import_ray()
-    endpoint = plan_endpoint(config.endpoint)
+    config, endpoint = _with_keys(config)
     key = None if endpoint.api_keys else secrets.token_urlsafe(32)
     listener = listen(config.endpoint.host, config.endpoint.port)
     try:
         _join(ray, config.hosts.ray_address)
         try:
-            return _run(ray, config, listener, key)
+            return _run(ray, config, listener, key, endpoint)
         finally:
             ray.shutdown()
     finally:
         listener.close()
+
+
+def _with_keys(config: LaunchConfig) -> tuple[LaunchConfig, EndpointPlan]:
+    """``config`` with the texts of its keys, which the replicas need; and what is kept of them."""
+    given = config.endpoint
+    keys = read_api_keys(given.api_key)
+    admin = read_admin_key(given.admin_key, keys) or ""
+    known = replace(given, api_key=tuple(keys), admin_key=admin)
+    endpoint = plan_endpoint(known)
+    for caution in cautions(given, endpoint):
+        show_note(caution)
+    return replace(config, endpoint=known), endpoint
 
 
 def import_ray() -> Any:
@@ -73,7 +87,13 @@ def _join(ray: Any, address: str) -> None:
         ) from None
 
 
-def _run(ray: Any, config: LaunchConfig, listener: socket.socket, key: str | None) -> int:
+def _run(
+    ray: Any,
+    config: LaunchConfig,
+    listener: socket.socket,
+    key: str | None,
+    endpoint: EndpointPlan,
+) -> int:
     import uvloop
 
     keys = _link_keys() if len(config.hosts.host_groups) > 1 else None
@@ -89,7 +109,7 @@ def _run(ray: Any, config: LaunchConfig, listener: socket.socket, key: str | Non
         async def serve() -> int:
             from trserve.cluster.front_server import FrontServer
 
-            front = FrontServer(listener, len(actors), key)
+            front = FrontServer(listener, len(actors), key, endpoint)
             cluster = Cluster(ray, actors, front, listener)
             front.app.describe = lambda: {"parts": [each.describe() for each in actors]}
             try:
@@ -186,13 +206,19 @@ class Cluster:
         """Ask until something is wrong for good; returns the exit code."""
         while True:
             await asyncio.gather(*(self._ask(n) for n in range(len(self._replicas))))
-            for replica in self._replicas:
-                if replica.failure is not None:
-                    code, cause = replica.failure
-                    show_note(cause)
-                    return EXIT_WORKER_LOST if self._is_ready else code
+            if (code := self._failed()) is not None:
+                return code
             self._tell()
             await asyncio.sleep(ASK_EVERY_S)
+
+    def _failed(self) -> int | None:
+        """The exit code if a replica cannot serve at the start, or none can any more."""
+        failures = [each.failure for each in self._replicas if each.failure is not None]
+        if not failures or (self._is_ready and len(failures) < len(self._replicas)):
+            return None
+        code, cause = failures[0]
+        show_note(cause)
+        return EXIT_WORKER_LOST if self._is_ready else code
 
     async def _ask(self, index: int) -> None:
         replica = self._replicas[index]
@@ -210,10 +236,10 @@ class Cluster:
         self._front.groups.move(index, replica.url, replica.detail)
 
     async def _connect(self, replica: Replica) -> None:
-        """Tell the home where its members are."""
+        """Tell the home where its members are, once they serve: it asks them before it plans."""
         for number in replica.parts[0].members:
             said = replica.said[number]
-            if said.get("address"):
+            if said.get("url"):
                 try:
                     await self._call(
                         replica.actors[0].connect.remote(number, said["address"], said["port"])

@@ -1,0 +1,81 @@
+"""What the endpoint's process makes of what actors say; Ray is played, and places nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trserve.cluster import ray_launch
+from trserve.cluster.parts import Part
+from trserve.cluster.ray_launch import Cluster, Replica
+from trserve.config import config_from_flags
+from trserve.errors import EXIT_WORKER_LOST
+from trserve.keys import digest
+
+RAY = SimpleNamespace(exceptions=SimpleNamespace(RayError=KeyError))
+
+
+class PlayedActor:
+    """Answers at once; ``said`` is its next status."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {"url": "", "detail": "starting", "exit_code": None}
+        self.told: list[tuple[int, str, int]] = []
+        self.status = SimpleNamespace(remote=lambda: answer(dict(self.said)))
+        self.connect = SimpleNamespace(remote=lambda *where: answer(self.told.append(where)))
+
+
+def answer(value: object) -> Any:
+    made: Future[object] = Future()
+    made.set_result(value)
+    return SimpleNamespace(future=lambda: made)
+
+
+def cluster_of(*replicas: Replica, ready: bool = False) -> Cluster:
+    groups = SimpleNamespace(move=lambda *_: None, all=())
+    cluster = Cluster(RAY, replicas, SimpleNamespace(groups=groups), None)  # type: ignore[arg-type]
+    cluster._is_ready = ready
+    return cluster
+
+
+def test_a_home_is_told_of_members_that_serve() -> None:
+    """It asks them about their models before it plans, and would end if they did not answer."""
+    home, member = PlayedActor(), PlayedActor()
+    parts = [Part("home", (), {}, members=(1,)), Part("member", (), {})]
+    cluster = cluster_of(Replica([home, member], parts))
+    member.said |= {"address": "10.0.0.2", "port": 7}
+    asyncio.run(cluster._ask(0))
+    assert home.told == []
+    member.said["url"] = "http://127.0.0.1:1"
+    asyncio.run(cluster._ask(0))
+    assert home.told == [(1, "10.0.0.2", 7)]
+
+
+def test_one_replica_that_cannot_come_back_does_not_end_the_others() -> None:
+    actors = [PlayedActor(), PlayedActor()]
+    replicas = [Replica([actor], [Part("replica", (), {})]) for actor in actors]
+    actors[1].said |= {"exit_code": 3, "detail": "ended with 3: no GPU here"}
+
+    def failed(*, ready: bool) -> int | None:
+        cluster = cluster_of(*replicas, ready=ready)
+        for index in range(len(replicas)):
+            asyncio.run(cluster._ask(index))
+        return cluster._failed()
+
+    assert failed(ready=False) == 3
+    assert failed(ready=True) is None
+    actors[0].said["exit_code"] = 2
+    assert failed(ready=True) == EXIT_WORKER_LOST
+
+
+def test_keys_are_read_once_and_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRSERVE_API_KEY", "sk-one,sk-two")
+    monkeypatch.setenv("TRSERVE_ADMIN_KEY", "sk-admin")
+    config, endpoint = ray_launch._with_keys(config_from_flags({"executor": "ray"}))
+    assert config.endpoint.api_key == ("sk-one", "sk-two")
+    assert config.endpoint.admin_key == "sk-admin"
+    assert endpoint.api_keys == (digest("sk-one"), digest("sk-two"))
