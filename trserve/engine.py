@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from trserve.config import LaunchConfig, config_from_flags
+from trserve.config_hosts import RAY
+from trserve.errors import ConfigError
 from trserve.offline.answers import Completion, Part, TokenLogprob
 from trserve.offline.call import Call
 from trserve.offline.options import Params, Prompt, read_arguments
@@ -148,4 +150,9 @@ def _config(settings: Mapping[str, Any]) -> LaunchConfig:
     router_config = values.get("router_config")
     if isinstance(router_config, Mapping):
         values["router_config"] = tuple((key, str(value)) for key, value in router_config.items())
-    return config_from_flags(values)
+    config = config_from_flags(values)
+    if config.hosts.executor == RAY:
+        raise ConfigError(
+            "--executor ray: is for `trserve launch`; an Engine's processes are on its own host"
+        )
+    return config

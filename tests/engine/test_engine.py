@@ -18,6 +18,7 @@ from tests.golden.reference import Reference, Setting
 from tests.procfs import descendants
 from tests.serverproc import wait_until
 from trserve import Completion, Engine, EngineError, SamplingParams
+from trserve.edge.keys_command import make_files
 from trserve.errors import RequestError, StartupError
 
 OUTPUT = 24
@@ -137,3 +138,21 @@ def test_a_program_that_is_killed_takes_its_workers_with_it(
     )
     assert not alive
     assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_places_nothing_on_a_cluster() -> None:
+    with pytest.raises(StartupError, match="--executor ray: is for `trserve launch`"):
+        Engine(executor="ray")
+
+
+@pytest.mark.slow
+def test_an_engine_that_others_may_dial_keeps_to_its_own_slots(tmp_path: Path) -> None:
+    """The others are the edge port's; one slot that two allocate would be two requests."""
+    make_files(tmp_path / "listens", tmp_path / "dials", "home")
+    settings = {"models": ("tiny", "small"), "max_requests": 3, "edge_sessions": 2}
+    own = {"edge_listen": "127.0.0.1:0", "edge_keys": str(tmp_path / "listens"), "router": "none"}
+    with Engine(**settings, **own) as engine:
+        slots = engine._session._dispatcher._slots  # type: ignore[attr-defined]
+        assert slots.num_free == 3
+        answers = engine.generate(["One"] * 8, max_tokens=3, trserve={"only": "tiny"})
+        assert isinstance(answers, list) and len(answers) == 8

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.gateway.stack import completion, new_plan
 from tests.gateway.test_http import Gateway, play
@@ -19,6 +20,7 @@ from trserve.gateway import app, cache_flush, probe, sglang_routes, tokenize_rou
 from trserve.gateway.app import Phase
 from trserve.gateway.cache_flush import CacheFlush
 from trserve.gateway.main import Gateway as Process
+from trserve.gateway.model_links import links_of
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.placement import Placements
 from trserve.gateway.request_log import MAX_KEPT, RequestLog
@@ -300,6 +302,25 @@ def test_a_model_that_writes_nothing_is_found(
         g.service.states.on_message({"type": "worker_down", "model": 1, "message": "it fell"})
         status, body = await ask(g, "GET", "/health_generate")
         assert (status, body["error"]["message"]) == (503, "it fell")
+
+    play(story, folder)
+
+
+def test_a_model_that_is_at_home_elsewhere_is_asked_for_no_token(folder: Path) -> None:
+    async def story(g: Gateway) -> None:
+        first, second = g.service.plan.models
+        plan = structs.replace(
+            g.service.plan, models=[structs.replace(first, remote="edge"), second]
+        )
+        g.service.plan = plan
+        g.service.states.links = links_of(plan, g.w.slab)
+        g.service.placements = Placements(plan, g.service.states)
+        task = asyncio.create_task(ask(g, "GET", "/health_generate"))
+        await g.until(lambda: g.dispatcher.num_live == 1)
+        assert await while_working(g, task) == (200, {"status": "ok"})
+        assert g.service.metrics.generation_tokens == [0, 1]
+        _, info = await ask(g, "GET", "/get_model_info")
+        assert info["model_path"] == second.path
 
     play(story, folder)
 

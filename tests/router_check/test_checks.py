@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from tests.router_check import broken
 from trserve.cli import main
+from trserve.errors import ConfigError
 from trserve.router_check.checks import check_router
 
 MODULE = broken.__name__
@@ -97,3 +98,8 @@ def test_what_cannot_start_fails_with_the_reason(args, message):
     assert run.exit_code == 1
     assert message in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_models_at_other_hosts_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"small@10\.0\.0\.2:9000: a router is checked"):
+        check_router("me", models=("tiny", "small@10.0.0.2:9000"))

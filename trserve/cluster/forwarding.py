@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 SESSION_HEADERS: Final = (b"x-session-affinity", b"x-session-id")
 SESSION_FIELDS: Final = ("session_id", "prompt_cache_key", "user")
 PROMPT_FIELDS: Final = ("messages", "prompt", "input_ids", "text")
-EVERYWHERE: Final = frozenset({"/v1/trserve/routing", "/flush_cache", "/abort_request"})
+FLUSH: Final = "/flush_cache"
+EVERYWHERE: Final = frozenset({"/v1/trserve/routing", FLUSH, "/abort_request"})
 """What one asks of the server means every group of it."""
 
 ONE_OF_THEM: Final = "/v1/trserve/requests/"
@@ -113,7 +114,8 @@ class Forwarding:
             await send_error(send, error)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
-        if scope["path"] in EVERYWHERE and scope["method"] != "GET":
+        reads = scope["method"] == "GET" and scope["path"] != FLUSH  # which GET does as well
+        if scope["path"] in EVERYWHERE and not reads:
             await self._ask_all(scope, body, send)
         elif scope["path"].startswith(ONE_OF_THEM):
             await self._ask_until_found(scope, send)

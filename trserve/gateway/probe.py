@@ -1,4 +1,4 @@
-"""A real token from every model that is not lost, for those who ask whether the server works.
+"""A real token from every model that can write, for those who ask whether the server works.
 
 Goes the way of every request, from the queue to the last store of a worker. Where the requests of
 others hold all slots, the steps that the models compute for these are proof enough. Knows no HTTP.
@@ -61,7 +61,8 @@ class Probe:
         if states.unready is not None:
             raise self._unavailable(states.unready)
         names = self._service.model_names
-        left = [model for model in range(len(names)) if model not in states.lost]
+        # Not those that are lost, out of reach where the server goes on, or at home with others.
+        left = [model for model in range(len(names)) if states.status(model) == "up"]
         outcomes = await asyncio.gather(*map(self._ask, left), return_exceptions=True)
         for model, outcome in zip(left, outcomes, strict=True):
             name = names[model]

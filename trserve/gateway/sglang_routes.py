@@ -25,6 +25,7 @@ from trserve.gateway.sglang_responses import (
     GenerateWhole,
     Style,
 )
+from trserve.plan import ServerPlan
 
 Read = Callable[[Receive], Awaitable[bytes]]
 _TEXT = b"text/plain; charset=utf-8"
@@ -38,6 +39,11 @@ class AbortBody(msgspec.Struct, kw_only=True):
 
 
 _abort_decoder = msgspec.json.Decoder(AbortBody)
+
+
+def _model_path(plan: ServerPlan) -> str:
+    """The first checkpoint that is here: a model at another host has none."""
+    return next(model.path for model in plan.models if not model.remote)
 
 
 class SglangRoutes:
@@ -99,7 +105,7 @@ class SglangRoutes:
     async def _model_info(self, scope: Scope, receive: Receive, send: Send) -> None:
         plan = self._service.plan
         info = {
-            "model_path": plan.models[0].path,
+            "model_path": _model_path(plan),
             "tokenizer_path": plan.tokenizer_path,
             "is_generation": True,
             "preferred_sampling_params": None,
@@ -114,7 +120,7 @@ class SglangRoutes:
         plan = self._service.plan
         info = {
             "version": __version__,
-            "model_path": plan.models[0].path,
+            "model_path": _model_path(plan),
             "tokenizer_path": plan.tokenizer_path,
             "served_model_name": plan.served_names[0],
             "device": plan.device,

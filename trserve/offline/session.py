@@ -142,7 +142,8 @@ class Session:
         slab = Slab(shared.slab_fd, self._plan.layout)
         bells = shared.bells
         self.service = Service(self._plan, slab)
-        slots = SlotTable(slab, open_outbox(slab, bells, self._plan.layout.gateway))
+        outbox = open_outbox(slab, bells, self._plan.layout.gateway)
+        slots = SlotTable(slab, outbox, self._plan.gateway_slots)
         self._dispatcher = Dispatcher(slab, slots, bells[-1], self.service.states.place)
         self._control = ControlClient(self._host.control_endpoint, GATEWAY_IDENTITY)
         self._loop.add_reader(bells[-1], self._dispatcher.on_bell)

@@ -15,8 +15,10 @@ from msgspec.structs import replace as changed
 
 from trserve.config import config_from_flags
 from trserve.demo.grammar import held_out
+from trserve.errors import ConfigError
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.params import RequestParams, SamplingParams
+from trserve.places import split_places
 from trserve.plan import ServerPlan, make_plan
 from trserve.router_check.watching import Notes, WatchedRouting
 from trserve.router_check.workplace import (
@@ -65,7 +67,14 @@ class Subject:
             sys.path.insert(0, folder)
         pairs = tuple((name, str(value)) for name, value in config.items())
         flags = {"models": tuple(models), "router": router, "router_config": pairs}
-        self.plan: ServerPlan = make_plan(config_from_flags(flags))
+        settings = config_from_flags(flags)
+        for place in split_places(settings.model.models):
+            if place.remote:
+                raise ConfigError(
+                    f"--models {place.name}@{place.remote}: a router is checked with models that "
+                    "are here"
+                )
+        self.plan: ServerPlan = make_plan(settings)
         self.names = tuple(model.name for model in self.plan.models)
         self._models = load_models(self.plan)
         self._first = [self.router(index) for index in range(len(self.names))]
