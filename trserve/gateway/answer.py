@@ -88,6 +88,7 @@ class Answer:
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
+        self._is_plain = not stops.searches
         self._stop_token_ids = frozenset(stop_token_ids)
         self.num_tokens = 0
         self.counts = [0] * num_models
@@ -98,7 +99,7 @@ class Answer:
     @property
     def is_plain(self) -> bool:
         """Whether no text can end it, so that :meth:`push_one` will do for most tokens."""
-        return not self._stops.searches
+        return self._is_plain
 
     def push_one(self, token: int, source: int) -> str:
         """:meth:`push` of one token that is not the last; its text. For a plain answer."""
@@ -131,6 +132,9 @@ class Answer:
 
     def _emit(self, text: str, texts: list[str]) -> bool:
         """Show ``text`` as far as stop strings allow; True if one of them matched."""
+        if self._is_plain:
+            texts.append(text)
+            return False
         shown, matched = self._stops.push(text)
         texts.append(shown)
         if matched is None:

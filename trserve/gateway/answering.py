@@ -75,11 +75,13 @@ class Answering:
 
     async def _prepare(self, wanted: Wanted, sink: WholeSink | StreamSink) -> list[Job]:
         """The jobs of a response; what is long is rendered and tokenized while streams go on."""
-        prepare = self._service.prepare_many
+        prepare, long = self._service.prepare_many, False
+        for request in wanted.requests:
+            long |= request.constrained
         return await long_work.do(
             wanted.body_bytes,
             lambda: prepare(wanted.requests, sink.choice),
-            long=any(request.constrained for request in wanted.requests),
+            long=long,
         )
 
     async def _whole(

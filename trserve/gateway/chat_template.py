@@ -94,9 +94,13 @@ class ChatTemplate:
         variables["messages"] = [_with_reasoning(m) for m in normalize_messages(messages)]
         variables["add_generation_prompt"] = add_generation_prompt
         template = self._select(tools=variables["tools"] is not None)
+        environment = template.environment
         try:
-            # As ``template.render``, which walks through all globals for each text.
-            context = template.new_context(variables, shared=True)
+            # As ``template.render``, which walks through all globals for each text: to copy them,
+            # and to know their names in what is imported, of which here is nothing.
+            context = environment.context_class(
+                environment, variables, template.name, template.blocks
+            )
             text = "".join(template.root_render_func(context))
         except Exception as error:
             # Whatever a template raises (its own refusal, a type error, a range too large, the
@@ -151,7 +155,7 @@ def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> NormalMessages:
 
 
 def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
+    if type(message) is not dict and not isinstance(message, Mapping):
         raise RequestError(
             f"messages[{index}] must be an object with a role and content",
             param=f"messages[{index}]",

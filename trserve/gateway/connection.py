@@ -145,18 +145,16 @@ class Connection(HttpToolsProtocol):
         self.scope["state"]["connection"] = self
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._header_bytes += len(url)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(_TOO_LARGE)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
-
-    def _count(self, size: int) -> None:
-        self._header_bytes += size
-        too_many = self.headers is not None and len(self.headers) >= MAX_HEADERS
-        if too_many or self._header_bytes > MAX_HEADER_BYTES:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES or len(self.headers) >= MAX_HEADERS:
             self._refuse(_TOO_LARGE)
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = self._has_begun = False

@@ -56,8 +56,10 @@ class Detokenizer:
             context = [int(i) for i in prompt_ids[-_CONTEXT_TOKENS:] if i not in self._hidden]
             self._impl = _Window(tokenizer, context)
         else:
-            follows_text = any(i not in self._hidden for i in reversed(prompt_ids))
-            self._impl = _ByteTail(pieces, 0 if follows_text else tokenizer.leading_strip)
+            strip = tokenizer.leading_strip
+            if strip and any(i not in self._hidden for i in reversed(prompt_ids)):
+                strip = 0  # the answer follows text
+            self._impl = _ByteTail(pieces, strip)
         # While True, a push may not take the short way: bytes or the first text are pending.
         self._waiting = self._impl.waiting
 
@@ -85,11 +87,14 @@ class _ByteTail:
 
     def __init__(self, pieces: Sequence[str | bytes], leading_strip: int) -> None:
         self._pieces = pieces
-        self._decoder = _new_utf8_decoder("replace")
+        # Made for the first token that is no whole text: few streams have one.
+        self._decoder: codecs.IncrementalDecoder | None = None
         self._leading_strip = leading_strip
         self.waiting = leading_strip > 0
 
     def push(self, token_id: int) -> str:
+        if self._decoder is None:
+            self._decoder = _new_utf8_decoder("replace")
         piece = self._pieces[token_id] if token_id < len(self._pieces) else b""
         text = self._decoder.decode(piece.encode() if isinstance(piece, str) else piece)
         if self._leading_strip and text:
@@ -98,7 +103,7 @@ class _ByteTail:
         return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return "" if self._decoder is None else self._decoder.decode(b"", final=True)
 
     def _strip(self, text: str) -> str:
         """Counts down over pushes, as the spaces may come as a token each."""

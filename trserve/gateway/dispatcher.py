@@ -268,6 +268,9 @@ class Dispatcher:
         word = self._slab.baton[row]
         load_fence()
         self._seen[row] = word
+        if not generation.begun:  # nobody asks for its last token alone
+            self._advance(generation, word, 0, 0)
+            return
         last = row * self._row_tokens + max(word >> LENGTH_SHIFT, 1) - 1
         self._advance(generation, word, int(self._tokens[last]), int(self._sources[last]))
 

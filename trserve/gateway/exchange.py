@@ -32,7 +32,7 @@ class Exchange:
         self._client_gone = False
         self._aborted = False
         self._doomed: set[int] = set()
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(connection.loop)
 
     def __enter__(self) -> Exchange:
         self._connection.on_lost = self._on_lost
@@ -71,7 +71,8 @@ class Exchange:
             if self._connection.visit is not None:
                 self._connection.visit.enter(made)
             self._generations = await self._dispatcher.submit_all(made)
-            self.abort_some(self._doomed)
+            if self._doomed:
+                self.abort_some(self._doomed)
         except asyncio.CancelledError:
             if self._client_gone or not self._aborted:
                 raise

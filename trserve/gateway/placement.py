@@ -7,7 +7,8 @@ its name as an alias: it writes the whole answer. Knows no tokens, no slots and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from trserve.errors import RequestError
 from trserve.gateway.model_states import ModelStates
@@ -16,8 +17,7 @@ from trserve.gateway.requests import GenerationRequest
 from trserve.plan import ServerPlan
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """Which model writes first, and whether no other may.
 
     Without ``admit`` the request itself names the model, and no other can take its place.

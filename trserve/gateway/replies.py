@@ -23,18 +23,28 @@ JSON: Final = (b"content-type", b"application/json")
 
 async def read_body(receive: Receive) -> bytes:
     """The whole body. Raises RequestError if it is too large or the client leaves within it."""
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        if len(body) > MAX_BODY_BYTES:
+            raise _too_large()
+        return body
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
         if message["type"] == "http.disconnect":
             raise RequestError("the client left before its request was complete", status=400)
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > MAX_BODY_BYTES:
-            raise RequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
+            raise _too_large()
         if not message.get("more_body", False):
             return b"".join(parts)
+        message = await receive()
+
+
+def _too_large() -> RequestError:
+    return RequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
 
 
 async def send_json(send: Send, status: int, body: bytes) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -147,7 +148,8 @@ def read_chat_body(body: bytes) -> ChatBody:
         RequestError: not JSON, a wrong type, or something asked for that is not supported.
     """
     fields = decode(_chat_decoder, body)
-    _refuse(fields, _UNSUPPORTED_CHAT)
+    if _unsupported_of(fields) != _NONE_SENT:
+        _refuse(fields, _UNSUPPORTED_CHAT)
     if fields.functions:
         raise _unsupported("functions", "leave it out")
     return fields
@@ -227,6 +229,8 @@ _UNSUPPORTED_CHAT = _UNSUPPORTED | {
     "echo": (_is_empty, "false"),
     "chat_template": (_is_empty, "null"),
 }
+_unsupported_of: Final = attrgetter(*_UNSUPPORTED_CHAT)
+_NONE_SENT: Final = (None,) * len(_UNSUPPORTED_CHAT)
 
 
 def _refuse(fields: Body, table: dict[str, tuple[Callable[[Any], bool], str]]) -> None:

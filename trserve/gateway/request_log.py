@@ -37,9 +37,11 @@ class _Entry:
         self._created = int(time.time())
         self.exchange = exchange
         self.response_id = sink.response_id
-        self.account = exchange.account
-        # Each answer's: requests that share a response may have a name each.
-        self._rids = [request.rid for request in requests for _ in range(request.num_choices)]
+
+    @property
+    def account(self) -> Account | None:
+        """Whose request it is."""
+        return self.exchange.account
 
     def __enter__(self) -> None:
         self._log.open(self)
@@ -59,8 +61,10 @@ class _Entry:
 
     def abort(self, rid: str | None) -> bool:
         """End the answers that go by ``rid``, all for None; False if none does."""
-        named = [number for number, own in enumerate(self._rids) if _goes_by(own, rid)]
-        if rid in (None, self.response_id) or len(named) == len(self._rids):
+        # Each answer's: requests that share a response may have a name each.
+        rids = [request.rid for request in self._requests for _ in range(request.num_choices)]
+        named = [number for number, own in enumerate(rids) if _goes_by(own, rid)]
+        if rid in (None, self.response_id) or len(named) == len(rids):
             self.exchange.abort()
         elif named:
             self.exchange.abort_some(named)

@@ -7,6 +7,7 @@ its parameter. Knows single parameters; nothing of what a whole request is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -110,14 +111,23 @@ Read = Callable[[str, Any], Any]
 """From a member's name and its value to what it stands for."""
 
 
-def given(fields: msgspec.Struct, readers: Mapping[str, Read]) -> dict[str, Any]:
-    """What ``readers`` make of the members that are there; most of them are left out in most
-    requests, for which nothing is called."""
-    return {
-        name: read(name, value)
-        for name, read in readers.items()
-        if (value := getattr(fields, name)) is not None
-    }
+class Readers:
+    """How some members of a body are read; two at least.
+
+    Most of them are left out in most requests, for which nothing is called.
+    """
+
+    def __init__(self, table: Mapping[str, Read]) -> None:
+        self._table = tuple(table.items())
+        self._values = attrgetter(*table)
+
+    def given(self, fields: msgspec.Struct) -> dict[str, Any]:
+        """What the members stand for that are there, by their names."""
+        return {
+            name: read(name, value)
+            for (name, read), value in zip(self._table, self._values(fields), strict=True)
+            if value is not None
+        }
 
 
 def as_it_is(name: str, value: Any) -> Any:
@@ -149,7 +159,7 @@ def sampling(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
         "min_p": defaults.min_p,
         "repetition_penalty": defaults.repetition_penalty,
     }
-    found.update(given(fields, _SAMPLING))
+    found.update(_SAMPLING.given(fields))
     if fields.no_stop_trim:
         found["include_stop_str_in_output"] = True
     return found
@@ -174,23 +184,25 @@ def _logit_bias(given: dict[str, Any]) -> dict[int, float]:
     return biases
 
 
-_SAMPLING: Final[Mapping[str, Read]] = {
-    "top_k": _top_k,
-    "min_tokens": lambda name, value: integer(name, value, 0, INT64_MAX),
-    "top_p": _top_p,
-    "temperature": _real_in(0.0, _FLOAT32_MAX),
-    "min_p": _real_in(0.0, 1.0),
-    "repetition_penalty": _real_in(*REPETITION_PENALTIES),
-    "presence_penalty": _real_in(-2.0, 2.0),
-    "frequency_penalty": _real_in(-2.0, 2.0),
-    "logit_bias": lambda _, value: _logit_bias(value),
-    "seed": lambda name, value: integer(name, value, -INT64_MAX - 1, INT64_MAX),
-    "ignore_eos": as_it_is,
-    "stop": lambda _, value: _stop(value),
-    "stop_token_ids": lambda _, value: _stop_token_ids(value),
-    "include_stop_str_in_output": as_it_is,
-    "skip_special_tokens": as_it_is,
-}
+_SAMPLING: Final = Readers(
+    {
+        "top_k": _top_k,
+        "min_tokens": lambda name, value: integer(name, value, 0, INT64_MAX),
+        "top_p": _top_p,
+        "temperature": _real_in(0.0, _FLOAT32_MAX),
+        "min_p": _real_in(0.0, 1.0),
+        "repetition_penalty": _real_in(*REPETITION_PENALTIES),
+        "presence_penalty": _real_in(-2.0, 2.0),
+        "frequency_penalty": _real_in(-2.0, 2.0),
+        "logit_bias": lambda _, value: _logit_bias(value),
+        "seed": lambda name, value: integer(name, value, -INT64_MAX - 1, INT64_MAX),
+        "ignore_eos": as_it_is,
+        "stop": lambda _, value: _stop(value),
+        "stop_token_ids": lambda _, value: _stop_token_ids(value),
+        "include_stop_str_in_output": as_it_is,
+        "skip_special_tokens": as_it_is,
+    }
+)
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)]
 
@@ -233,6 +245,8 @@ def top_logprobs(name: str, value: float | None) -> int | None:
 
 def chat_logprobs(fields: ChatBody) -> int | None:
     """``logprobs`` says whether, ``top_logprobs`` how many."""
+    if fields.logprobs is None and fields.top_logprobs is None:
+        return None
     tops = top_logprobs("top_logprobs", fields.top_logprobs)
     if fields.logprobs:
         return tops or 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -27,7 +26,7 @@ from trserve.gateway.request_body import (
 )
 from trserve.gateway.request_values import (
     INT64_MAX,
-    Read,
+    Readers,
     as_it_is,
     called_tools,
     chat_logprobs,
@@ -35,7 +34,6 @@ from trserve.gateway.request_values import (
     check_name,
     checked_name,
     flag,
-    given,
     integer,
     prompts,
     sampling,
@@ -124,7 +122,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     @property
     def num_choices(self) -> int:
         """Answers that are wanted: ``n`` for each prompt, those of a prompt side by side."""
-        return self.n * max(1, len(self.prompts))
+        return self.n * (len(self.prompts) or 1)
 
     @property
     def constrained(self) -> bool:
@@ -191,48 +189,55 @@ def common(fields: Body, defaults: SamplingDefaults) -> dict[str, Any]:
             "stream_options needs stream: true; leave it out otherwise", param="stream_options"
         )
     found = sampling(fields, defaults)
-    found.update(given(fields, _COMMON))
+    found.update(_COMMON.given(fields))
     found["form"] = form_of(fields)
     if fields.best_of is not None:
         check_best_of(fields, found.get("n", 1))
     if fields.stream_options is not None:
-        found.update(given(fields.stream_options, _STREAM_OPTIONS))
+        found.update(_STREAM_OPTIONS.given(fields.stream_options))
     params: dict[str, Any] = {}
     if fields.model is not None:
         check_name("model", fields.model)
         found["model"], params = _split_model(fields.model)
         found["model_as_sent"] = fields.model
     if fields.trserve is not None:
-        found.update(given(fields.trserve, _EXTENSION))
+        found.update(_EXTENSION.given(fields.trserve))
         params = {**params, **(fields.trserve.router or {})}
     if params:
         found["router_params"] = _router_params(params)
     return found
 
 
-_COMMON: Final[Mapping[str, Read]] = {
-    "n": lambda name, value: integer(name, value, 1, INT64_MAX),
-    "rid": checked_name,
-    "stream": as_it_is,
-    "return_token_ids": as_it_is,
-}
-_STREAM_OPTIONS: Final[Mapping[str, Read]] = {
-    "include_usage": as_it_is,
-    "continuous_usage_stats": as_it_is,
-}
-_EXTENSION: Final[Mapping[str, Read]] = {
-    "trace": as_it_is,
-    "entry_model": as_it_is,
-    "only": as_it_is,
-    "timeout_s": lambda _, value: time_limit("trserve.timeout_s", value),
-}
+_COMMON: Final = Readers(
+    {
+        "n": lambda name, value: integer(name, value, 1, INT64_MAX),
+        "rid": checked_name,
+        "stream": as_it_is,
+        "return_token_ids": as_it_is,
+    }
+)
+_STREAM_OPTIONS: Final = Readers(
+    {
+        "include_usage": as_it_is,
+        "continuous_usage_stats": as_it_is,
+    }
+)
+_EXTENSION: Final = Readers(
+    {
+        "trace": as_it_is,
+        "entry_model": as_it_is,
+        "only": as_it_is,
+        "timeout_s": lambda _, value: time_limit("trserve.timeout_s", value),
+    }
+)
 
 
 def _chat_max_tokens(fields: ChatBody) -> int | None:
     """The new name wins; both are checked."""
     old = integer("max_tokens", fields.max_tokens, 1, INT64_MAX)
-    new = integer("max_completion_tokens", fields.max_completion_tokens, 1, INT64_MAX)
-    return old if new is None else new
+    if fields.max_completion_tokens is None:
+        return old
+    return integer("max_completion_tokens", fields.max_completion_tokens, 1, INT64_MAX)
 
 
 def _reasoning(fields: ChatBody) -> Reasoning:

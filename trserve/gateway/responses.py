@@ -147,7 +147,7 @@ def _end_members(
     if finish_reason is None:
         members += b',"finish_reason":null'
     else:
-        reason = orjson.dumps(stop_reason)
+        reason = b"null" if stop_reason is None else orjson.dumps(stop_reason)
         members += b',"finish_reason":"%b","stop_reason":%b,"matched_stop":%b' % (
             finish_reason.encode(),
             reason,
@@ -179,15 +179,12 @@ def chat_response(
     usage: Mapping[str, Any],
 ) -> bytes:
     """A whole ``chat.completion``; arguments as those of :class:`StreamFormat`."""
-    members = [
-        {
-            "message": choice.message
-            or {"role": "assistant", "content": choice.text, "refusal": None}
-        }
-        for choice in choices
-    ]
+    told = []
+    for index, choice in enumerate(choices):
+        plain = {"role": "assistant", "content": choice.text, "refusal": None}
+        told.append(_choice(choice, {"index": index, "message": choice.message or plain}))
     head = {"id": response_id, "object": "chat.completion", "created": created, "model": model}
-    return orjson.dumps({**head, "choices": _choices(choices, members), "usage": usage})
+    return orjson.dumps({**head, "choices": told, "usage": usage})
 
 
 def completion_response(
@@ -199,20 +196,20 @@ def completion_response(
     usage: Mapping[str, Any],
 ) -> bytes:
     """A whole ``text_completion``; arguments as those of :class:`StreamFormat`."""
-    members = [{"text": choice.text} for choice in choices]
+    told = [_choice(each, {"index": n, "text": each.text}) for n, each in enumerate(choices)]
     head = {"id": response_id, "object": "text_completion", "created": created, "model": model}
-    return orjson.dumps({**head, "choices": _choices(choices, members), "usage": usage})
+    return orjson.dumps({**head, "choices": told, "usage": usage})
 
 
-def _choices(
-    choices: Sequence[Choice], members: Sequence[Mapping[str, Any]]
-) -> list[orjson.Fragment]:
-    found = []
-    for index, (choice, content) in enumerate(zip(choices, members, strict=True)):
-        head = orjson.dumps({"index": index, **content})
-        end = _end_members(choice.logprobs, choice.finish_reason, choice.stop_reason, choice.extra)
-        found.append(orjson.Fragment(head[:-1] + end + b"}"))
-    return found
+def _choice(choice: Choice, head: dict[str, Any]) -> dict[str, Any] | orjson.Fragment:
+    """A choice of a body that begins with ``head``."""
+    if choice.extra is None and choice.logprobs == b"null":  # nothing in it is JSON already
+        head["logprobs"] = None
+        head["finish_reason"] = choice.finish_reason
+        head["stop_reason"] = head["matched_stop"] = choice.stop_reason
+        return head
+    end = _end_members(choice.logprobs, choice.finish_reason, choice.stop_reason, choice.extra)
+    return orjson.Fragment(orjson.dumps(head)[:-1] + end + b"}")
 
 
 def usage_dict(

@@ -7,7 +7,6 @@ slot is taken. Knows no HTTP and no event loop.
 from __future__ import annotations
 
 import hashlib
-import secrets
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -34,6 +33,7 @@ from trserve.gateway.model_links import links_of
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.placement import Placement, Placements
 from trserve.gateway.prompts import Prompt, read_prompts
+from trserve.gateway.random_bits import new_seed
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.slots import Slot, pages_of
 from trserve.gateway.stop_strings import StopMatcher
@@ -95,6 +95,8 @@ class Service:
         self.defaults = plan.sampling_defaults
         self.router_parameters: tuple[Parameter, ...] = ()
         self._eos_token_ids = tuple(plan.eos_token_ids)
+        parser = plan.endpoint.reasoning_parser
+        self._reasons = self.tokenizer.has_reasoning if parser == "auto" else parser != "none"
         self.router_values: dict[str, float | None] = {}
         self.max_prompt_and_output = min(model.max_model_len for model in plan.models)
 
@@ -118,7 +120,7 @@ class Service:
         self.metrics.threshold_overrides["request"] += bool(router)
         jobs: list[Job] = []
         for prompt in read_prompts(request, self.tokenizer, self.plan.tokenizer_size):
-            seed = secrets.randbits(63) if request.seed is None else request.seed
+            seed = new_seed() if request.seed is None else request.seed
             reasons = self._tells_reasoning(request)
             ends = self.plan.eos_token_ids
             grammar = grammar_of(request, prompt, self.tokenizer, ends, reasons=reasons)
@@ -194,7 +196,7 @@ class Service:
     def _check_pages(self, jobs: Sequence[Job]) -> None:
         """No more may be asked for than there is when nobody else is here."""
         layout, pages = self._slab.layout, [job.pages for job in jobs]
-        if max(pages) > layout.pages_per_request or sum(pages) > layout.num_pages:
+        if any(pages) and (max(pages) > layout.pages_per_request or sum(pages) > layout.num_pages):
             raise RequestError(
                 "logprobs: their records for this many tokens do not fit in memory; lower "
                 "max_tokens, the number of top logprobs, or n",
@@ -224,9 +226,7 @@ class Service:
         return lambda prompt: part_splitter(request, prompt.text, reasons=reasons)
 
     def _tells_reasoning(self, request: GenerationRequest) -> bool:
-        parser = self.plan.endpoint.reasoning_parser
-        knows = self.tokenizer.has_reasoning if parser == "auto" else parser != "none"
-        return request.kind == "chat" and knows and request.reasoning != "within"
+        return self._reasons and request.kind == "chat" and request.reasoning != "within"
 
     def _detokenizer(self, request: GenerationRequest, context: Sequence[int]) -> Detokenizer:
         return Detokenizer(self.tokenizer, context, skip_special_tokens=request.skip_special_tokens)

@@ -7,7 +7,6 @@ how bytes reach a connection; nothing of slots or routes.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from trserve.errors import RequestError
 from trserve.gateway.answer import Delta
 from trserve.gateway.members import Extras
 from trserve.gateway.prompts import Prompt
+from trserve.gateway.random_bits import new_hex
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.responses import (
     DONE,
@@ -280,4 +280,4 @@ class StreamSink:
 
 
 def _new_id(request: GenerationRequest) -> str:
-    return _ID_PREFIX[request.kind] + secrets.token_hex(16)
+    return _ID_PREFIX[request.kind] + new_hex()

@@ -26,7 +26,7 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
         assert all(stops), "an empty stop string matches everywhere; requests.py refuses it"
-        self._stops = tuple(dict.fromkeys(stops))
+        self._stops = tuple(dict.fromkeys(stops)) if stops else ()
         self._initials = frozenset([stop[0] for stop in self._stops])
         self._include = include_in_output
         self._matched = False

@@ -6,7 +6,6 @@ Kept for the log and for the limits of its key. Knows no routes and no text.
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
@@ -16,6 +15,7 @@ from trserve.gateway.cors import Header
 from trserve.gateway.dispatcher import Job
 from trserve.gateway.generation import Generation
 from trserve.gateway.metrics import Times
+from trserve.gateway.random_bits import new_hex
 from trserve.gateway.requests import GenerationRequest
 
 Message = MutableMapping[str, Any]
@@ -53,7 +53,7 @@ class Visit:
                 self.origin = value
             elif name == b"x-request-id" and label is None and _LABEL.fullmatch(value):
                 label = value
-        self.request_id = label or secrets.token_hex(16).encode()
+        self.request_id = label or new_hex().encode()
         self.labels: Sequence[Header] = ()
         self.account: Account | None = None
         self.status: int | None = None
@@ -99,9 +99,10 @@ class Visit:
 
     def leave(self, generations: Sequence[Generation]) -> None:
         """Its answers have ended, however they did."""
-        self.usages += [generation.usage() for generation in generations]
-        self.reasons += [generation.end_reason or "abort" for generation in generations]
-        self.times += [generation.times for generation in generations]
+        for generation in generations:
+            self.usages.append(generation.usage())
+            self.reasons.append(generation.end_reason or "abort")
+            self.times.append(generation.times)
         if self._is_in and self.account is not None:
             self._is_in = False
             tokens = sum([usage["completion_tokens"] for usage in self.usages])

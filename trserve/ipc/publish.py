@@ -64,7 +64,8 @@ class Outbox:
         self._port, self._first_edge = port, first_slot
 
     def store_baton(self, slot: int, word: int) -> None:
-        """Have ``word`` stored with the others of this step, and the gateway rung once."""
+        """Have ``word`` stored with the others of this step, and the gateway rung once, if this is
+        not its own."""
         self._batons.append((slot, word))
 
     def store_batons(self, slots: Sequence[int], words: Sequence[int]) -> None:
@@ -93,7 +94,8 @@ class Outbox:
             if self._port >= 0 and max(self._batons)[0] >= self._first_edge:
                 self._bells.add(self._port)
             self._batons.clear()
-            self._bells.add(self._gateway)
+            if self._closed is not None:  # the gateway looks at what it stored itself
+                self._bells.add(self._gateway)
         if self._closing:
             self._store_closed()
         store_fence()
