@@ -78,6 +78,11 @@ class Connection:
         """A descriptor to poll; it stays readable until :meth:`receive`."""
         return self._poller.fileno()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something has come that raises no edge any more, because a send swallowed it."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
     def send(self, frame: bytes) -> bool:
         """Send; False if there is no room now."""
         try:

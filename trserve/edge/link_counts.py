@@ -23,3 +23,12 @@ class LinkCounts:
     needs: int = 0
     bad_frames: int = 0
     round_trip_us: int = 0
+
+    def was_sent(self, size: int, *, contact: bool) -> None:
+        """One more handoff of ``size`` bytes; ``contact``: with parameters and prompt."""
+        if contact:
+            self.contacts += 1
+            self.contact_bytes += size
+        else:
+            self.handoffs += 1
+            self.handoff_bytes += size

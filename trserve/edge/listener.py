@@ -71,6 +71,11 @@ class Listener:
         """Readable when somebody knocks or says something."""
         return self._poller.fileno()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something has come that raises no edge any more, because a send swallowed it."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
     def name_of(self, user: str) -> str:
         """What to call the client with that key."""
         return self._gate.name_of(user)

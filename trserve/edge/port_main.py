@@ -94,6 +94,8 @@ class PortLoop:
             pass
 
     def _timeout_s(self) -> float:
+        if self._listener.has_more:
+            return 0.0
         blocked, self._port.blocked = self._port.blocked, False
         return _BUSY_S if blocked else BELT_S
 

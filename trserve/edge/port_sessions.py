@@ -76,6 +76,7 @@ class PortSessions:
         self._waiting: dict[Key, Session] = {}
         self._unasked: dict[Key, tuple[int, int]] = {}
         self._parked: dict[Key, int] = {}
+        self._unsettled: set[Key] = set()
         self.stale = self.evicted = 0
 
     @property
@@ -97,8 +98,8 @@ class PortSessions:
     def on_handoff(self, peer: bytes, model: int, handoff: Handoff, now: float) -> None:
         """A visit, or the same again. FrameError for one that contradicts itself."""
         key = (peer, handoff.session)
-        # What was said of it a moment ago must be in the slab before it is looked at again.
-        self._slots.flush()
+        self._settle(key)
+        self._unsettled.add(key)
         session = self._sessions.get(key) or self._meet(key, model, handoff)
         if session is None:
             self._need(key, handoff.hop, 0)
@@ -119,6 +120,7 @@ class PortSessions:
         session = self._meet(key, model, handoff)
         if session is None:
             return
+        self._unsettled.add(key)
         if len(handoff.ids) != session.contact.prompt_len:
             raise FrameError("a prompt of another length")
         session.slot = self._slots.open(
@@ -133,7 +135,7 @@ class PortSessions:
 
     def on_end(self, peer: bytes, number: int) -> None:
         """Its home is done with it."""
-        self._slots.flush()
+        self._settle((peer, number))
         self._parked.pop((peer, number), None)
         session = self._sessions.get((peer, number))
         if session is not None:
@@ -158,6 +160,12 @@ class PortSessions:
         if len(blob) > PARAMS_BYTES:
             raise FrameError("parameters that are too long")
         return Session(key, model, contact._replace(blob=blob), params)
+
+    def _settle(self, key: Key) -> None:
+        """What was said of it a moment ago must be in the slab before it is looked at again."""
+        if key in self._unsettled:
+            self._slots.flush()
+            self._unsettled.clear()
 
     def _touch(self, session: Session, now: float) -> None:
         session.used_s = now
@@ -290,7 +298,11 @@ class PortSessions:
     # -- answers -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Answer what can be answered; give slots that came free to whoever waits for one."""
+        """Answer what can be answered; give slots that came free to whoever waits for one.
+
+        Before it the caller publishes what came.
+        """
+        self._unsettled.clear()
         unasked, self._unasked = self._unasked, {}
         for key, (hop, have) in unasked.items():
             self._need(key, hop, have)

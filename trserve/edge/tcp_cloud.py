@@ -153,7 +153,7 @@ class TcpCloud:
         if self._send(frame := frames.encode_handoff(handoff, early=True)):
             session.was_sent(handoff)
             self._sessions[visit.session] = session
-            self._count_contact(frame)
+            self.counts.was_sent(len(frame), contact=True)
 
     def end(self, session: int) -> None:
         """Forget it, here and there."""
@@ -185,6 +185,8 @@ class TcpCloud:
         """Seconds until there is something to do."""
         if self._connection is None:
             return max(0.0, self._dial_at - now)
+        if self._connection.has_more:
+            return 0.0
         if not self._welcomed:
             return max(0.0, self._dialled_at + HANDSHAKE_S - now)
         if self._ends or (self._unsent and self._available):
@@ -329,7 +331,7 @@ class TcpCloud:
                 if not self._send(frame := frames.encode_handoff(handoff)):
                     return
                 session.was_sent(handoff)
-                self._count_handoff(handoff, frame)
+                self.counts.was_sent(len(frame), contact=handoff.contact is not None)
             del self._unsent[number]
 
     def _send_ends(self) -> None:
@@ -338,17 +340,6 @@ class TcpCloud:
             if not self._send(frames.encode_number(FrameType.END, number)):
                 return
             del self._ends[number]
-
-    def _count_handoff(self, handoff: frames.Handoff, frame: bytes) -> None:
-        if handoff.contact is not None:
-            self._count_contact(frame)
-        else:
-            self.counts.handoffs += 1
-            self.counts.handoff_bytes += len(frame)
-
-    def _count_contact(self, frame: bytes) -> None:
-        self.counts.contacts += 1
-        self.counts.contact_bytes += len(frame)
 
     def _blob(self, params: RequestParams) -> bytes:
         """The parameters as the other side is to see them: with our router's values in them."""

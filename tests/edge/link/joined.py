@@ -130,6 +130,10 @@ class FakeConnection:
         found, self.inbox = self.inbox, []
         return found
 
+    @property
+    def has_more(self) -> bool:
+        return bool(self.inbox)
+
     def explain_silence(self) -> str:
         return "silence"
 
