@@ -58,10 +58,10 @@ BRIEF = Way(
 ISSUE = Way(
     Weather(delay_ms=85, jitter_ms=10, stall_chance=0.01, stall_ms=200, seed=1),
     outage_s=10.0,
-    streams=24,
+    streams=12,
     tokens=120,
-    before=300,
-    apart_s=0.8,
+    before=200,
+    apart_s=1.5,
     timeout_s=2.0,
 )
 
