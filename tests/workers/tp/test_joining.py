@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 import torch
@@ -105,3 +106,21 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ModelUnavailableError, match="m1, rank 1: torch finds no GPU"):
         rank_device(plan, plan.models[1], 1)
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cuda", 0)])
+def test_a_librarys_group_begins_once_all_ranks_have_loaded(monkeypatch, device):
+    """It waits for a rank as long as a step may take, and the first has most to load."""
+    began = []
+    for name in ("GlooGroup", "NcclGroup"):
+        monkeypatch.setattr(joining, name, lambda fd, rank, *_: began.append(rank))
+    monkeypatch.setenv(joining.CHOICE, "gloo")
+    with grouped(2) as group:
+        places = [Place(plan_of(2), 0, rank, (group.fd, -1, *group.bells)) for rank in (0, 1)]
+        early = threading.Thread(target=create_group, args=(places[1], group.memories[1], device))
+        early.start()
+        early.join(0.1)
+        assert began == []
+        create_group(places[0], group.memories[0], device)
+        early.join(10)
+        assert sorted(began) == [0, 1]

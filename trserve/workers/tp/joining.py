@@ -112,13 +112,18 @@ def load_share(
 def create_group(
     place: Place, memory: GroupMemory, device: torch.device | None = None
 ) -> Collective:
-    """How the ranks at ``place`` add up. ConfigError for an unknown choice."""
+    """How the ranks at ``place`` add up. ConfigError for an unknown choice.
+
+    A library gives the others a step's time to come, not a load's: they are waited for before.
+    """
     if device is not None and device.type == "cuda":
+        join(memory)
         return NcclGroup(place.group_fds[1], place.rank, place.model.tp, device)
     choice = os.environ.get(CHOICE) or "shared"
     if choice == "shared":
         return SharedMemoryGroup(memory, spin=place.spin)
     if choice == "gloo":
+        join(memory)
         return GlooGroup(place.group_fds[1], place.rank, place.model.tp)
     raise ConfigError(f"{CHOICE}={choice}: ranks on CPUs add up by 'shared' or 'gloo'")
 
