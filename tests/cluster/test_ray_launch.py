@@ -79,3 +79,16 @@ def test_keys_are_read_once_and_passed_on(monkeypatch: pytest.MonkeyPatch) -> No
     assert config.endpoint.api_key == ("sk-one", "sk-two")
     assert config.endpoint.admin_key == "sk-admin"
     assert endpoint.api_keys == (digest("sk-one"), digest("sk-two"))
+
+
+def test_an_actor_that_is_only_late_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_launch, "ASK_TIMEOUT_S", 0.01)
+    actor = PlayedActor()
+    replica = Replica([actor], [Part("replica", (), {})])
+    cluster = cluster_of(replica)
+    actor.said["url"] = "http://10.0.0.2:7"
+    asyncio.run(cluster._ask(0))
+    actor.status.remote = lambda: SimpleNamespace(future=Future)  # which nothing ever comes of
+    asyncio.run(cluster._ask(0))
+    assert replica.url == "http://10.0.0.2:7"
+    assert "does not answer" in replica.detail

@@ -225,7 +225,10 @@ class Cluster:
         for number, actor in enumerate(replica.actors):
             try:
                 said = await self._call(actor.status.remote())
-            except (self._ray.exceptions.RayError, TimeoutError) as error:
+            except TimeoutError:  # perhaps only busy: whether it serves the front finds out
+                late = f"its host does not answer within {ASK_TIMEOUT_S:g} s"
+                said = {**replica.said[number], "detail": late}
+            except self._ray.exceptions.RayError as error:
                 what = type(error).__name__
                 said = {
                     "url": "",
