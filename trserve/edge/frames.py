@@ -97,7 +97,9 @@ def decode_handoff(frame: bytes, limits: Limits) -> Handoff:
         wire.HANDOFF_HEAD
     )
     _check(flags <= wire.EMPTY | wire.WITH_CONTACT, "unknown flags")
-    _check(session <= wire.MAX_SESSION and hop <= MAX_HOP, "session or hop out of range")
+    _check(session <= wire.MAX_SESSION, "session out of range")
+    # Of two hops at the far side one commits a token, and each must fit into a baton word.
+    _check(hop <= MAX_HOP - min(2 * limits.row_tokens, MAX_HOP // 2), "too many hops")
     _check_span(start, count, limits)
     left = reader.left(models, limits)
     extras = reader.extras(extras_len)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trserve.plan import ServerPlan
 
 MAX_MODELS: Final = 64
+MAX_SHOWN: Final = 800
 UNNAMED: Final = "cloud"
 """What a home calls a far model whose name nobody told it."""
 
@@ -157,6 +158,12 @@ def mismatch(hello: Hello, own: Side, facts: Sequence[RemoteFacts | None]) -> st
 
 def _same(theirs: str, own: str) -> bool:
     return theirs == UNNAMED or canonical(theirs) == canonical(own)
+
+
+def printable(text: str) -> str:
+    """``text`` of another host as one line of a log, of bounded length."""
+    shown = "".join(c if c.isprintable() else "?" for c in text[:MAX_SHOWN])
+    return shown if len(text) <= MAX_SHOWN else shown + "..."
 
 
 def _list(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trserve.edge.cloud import Answer, Visit
-from trserve.edge.frames import Contact, Handoff
+from trserve.edge.frames import Contact, Handoff, Need
 
 _NS_PER_MS: Final = 1_000_000
 
@@ -29,7 +29,15 @@ class Outgoing:
         known: whether the parameters were sent, likewise.
     """
 
-    __slots__ = ("_answers", "_known_acknowledged", "acknowledged", "known", "sent", "visit")
+    __slots__ = (
+        "_answers",
+        "_began",
+        "_known_acknowledged",
+        "acknowledged",
+        "known",
+        "sent",
+        "visit",
+    )
 
     def __init__(self) -> None:
         self.visit: Visit | None = None
@@ -37,6 +45,7 @@ class Outgoing:
         self.acknowledged = 0
         self.known = False
         self._known_acknowledged = False
+        self._began = 0
         self._answers: deque[tuple[int, NDArray[np.int32]]] = deque()
 
     def handoff(self, visit: Visit, blob: bytes, *, early: bool = False) -> Handoff:
@@ -59,6 +68,7 @@ class Outgoing:
 
     def was_sent(self, handoff: Handoff) -> None:
         """It is on its way."""
+        self._began = handoff.start
         self.sent = handoff.start + len(handoff.ids)
         self.known = True
 
@@ -79,12 +89,16 @@ class Outgoing:
                 return
             self.sent = self.acknowledged = end
 
-    def is_needed(self, have: int) -> bool:
-        """The far side has only ``have`` tokens. False if that is no news."""
-        if not self.known or have >= self.sent:
-            return False
-        self.forget(have)
-        return True
+    def is_needed(self, need: Need) -> bool:
+        """The far side has only ``need.have`` tokens; whether its visit is to be sent again.
+
+        It is not if another came after it, or if it was sent from there on meanwhile. It may be no
+        news that the tokens are missing: two visits may have been on their way.
+        """
+        if self.known and need.have < self.sent:
+            self.forget(need.have)
+        visit = self.visit
+        return visit is not None and visit.hop == need.hop and need.have < self._began
 
     def forget(self, have: int = 0) -> None:
         """Of all that was sent, ``have`` tokens are left."""

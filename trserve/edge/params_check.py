@@ -16,6 +16,7 @@ from trserve.params import RequestParams, SamplingParams
 MAX_GRAMMAR_BYTES: Final = 1 << 20
 MAX_VALUES: Final = 64
 _UINT64: Final = 2**64
+_INT64_MAX: Final = 2**63 - 1
 _FLOAT32_MAX: Final = 3.4028235e38
 
 
@@ -41,7 +42,7 @@ def complaint(params: RequestParams, vocabulary: int) -> str | None:
 def _sampling_complaint(sampling: SamplingParams) -> str | None:
     if not (0.0 <= sampling.temperature <= _FLOAT32_MAX and 0.0 < sampling.top_p <= 1.0):
         return "a temperature or top_p out of range"
-    if not (sampling.top_k >= 0 and 0.0 <= sampling.min_p <= 1.0):
+    if not (0 <= sampling.top_k <= _INT64_MAX and 0.0 <= sampling.min_p <= 1.0):
         return "a top_k or min_p out of range"
     if not (sampling.repetition_penalty > 0 and _is_real(sampling.repetition_penalty, 1e6)):
         return "a repetition penalty out of range"
@@ -49,9 +50,9 @@ def _sampling_complaint(sampling: SamplingParams) -> str | None:
         sampling.frequency_penalty, 1e6
     ):
         return "a penalty out of range"
-    if not -_UINT64 // 2 <= sampling.seed < _UINT64:
+    if not 0 <= sampling.seed < _UINT64:
         return "a seed out of range"
-    if sampling.min_tokens < 0 or sampling.max_tokens < 0:
+    if sampling.max_tokens < 0 or not 0 <= sampling.min_tokens <= _INT64_MAX:
         return "a number of tokens out of range"
     return None
 

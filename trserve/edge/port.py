@@ -78,6 +78,7 @@ class Port:
         self._instance = instance
         self._peers: dict[bytes, Peer] = {}
         self._by_route: dict[bytes, Peer] = {}
+        self._former: dict[bytes, str] = {}
         self._bad: Counter[str] = Counter()
         self._forget_bad_at = 0.0
         self.bad_frames = 0
@@ -103,7 +104,16 @@ class Port:
     def _leave(self, peer: Peer) -> None:
         log.info("%s is gone", self._listener.name_of(peer.user))
         self._listener.forget(peer.route)
+        self._part(peer)
+
+    def _part(self, peer: Peer) -> None:
+        """Nothing more is said by its connection; what a network held back may still come."""
+        if not peer.route:
+            return
         self._by_route.pop(peer.route, None)
+        self._former[peer.route] = peer.user
+        if len(self._former) > MAX_PEERS:
+            del self._former[next(iter(self._former))]
         peer.route = b""
 
     def _say(self, route: bytes, frame: bytes) -> None:
@@ -128,7 +138,9 @@ class Port:
             self._on_ask(received)
             return
         peer = self._by_route.get(received.route)
-        if peer is None:
+        if peer is None and self._former.get(received.route) == received.user:
+            return  # nobody's fault; whoever sent it dials again, and says it again
+        if peer is None or peer.user != received.user:
             raise FrameError(f"{kind.name} before a greeting")
         peer.heard_at = now
         self._on_frame(kind, peer, received.frame, now)
@@ -136,11 +148,9 @@ class Port:
     def _on_frame(self, kind: FrameType, peer: Peer, frame: bytes, now: float) -> None:
         assert self.sessions is not None
         if kind is FrameType.HANDOFF:
-            handoff = frames.decode_handoff(frame, self._limits)
-            self.sessions.on_handoff(peer.key, peer.model, handoff, now)
+            self.sessions.on_handoff(peer.key, peer.model, self._handoff(peer, frame), now)
         elif kind is FrameType.PREFILL:
-            handoff = frames.decode_handoff(frame, self._limits)
-            self.sessions.on_prefill(peer.key, peer.model, handoff, now)
+            self.sessions.on_prefill(peer.key, peer.model, self._handoff(peer, frame), now)
         elif kind is FrameType.END:
             self.sessions.on_end(peer.key, frames.decode_number(frame))
         elif kind is FrameType.PING:
@@ -149,6 +159,13 @@ class Port:
         else:
             raise FrameError(f"{kind.name} is not for this side")
 
+    def _handoff(self, peer: Peer, frame: bytes) -> frames.Handoff:
+        handoff, facts = frames.decode_handoff(frame, self._limits), self._facts[peer.model]
+        assert facts is not None
+        if handoff.contact is not None and handoff.contact.limit > facts.max_model_len:
+            raise FrameError("a row longer than its model's")
+        return handoff
+
     # -- greetings ---------------------------------------------------------------------------
 
     def _on_hello(self, received: Received, now: float) -> None:
@@ -156,17 +173,19 @@ class Port:
         hello = greeting.decode(received.frame, greeting.Hello)
         name = f"{self._listener.name_of(received.user)} ({fingerprint_of(received.user)})"
         why = greeting.mismatch(hello, self._side, self._facts)
-        key = received.user.encode() + hello.model.to_bytes(2, "little", signed=True)
-        key += hello.instance[:64]
+        key = received.user.encode() + b" %d " % hello.model + hello.instance[:64]
         if why is None and key not in self._peers and len(self._peers) >= MAX_PEERS:
             why = f"{MAX_PEERS} servers have dialled in already"
         if why is not None:
+            why = greeting.printable(why)
             log.warning("%s is refused: %s", name, why)
             self._say(received.route, greeting.encode(FrameType.REFUSED, why))
             return
         beat = min(60.0, max(0.01, hello.side.heartbeat_s))
         peer = self._peers.setdefault(key, Peer(key, received.user, hello.model, beat))
-        self._by_route.pop(peer.route, None)
+        self._part(peer)
+        if (other := self._by_route.get(received.route)) is not None:
+            self._part(other)
         peer.route, peer.heard_at, peer.status = received.route, now, None
         self._by_route[received.route] = peer
         facts = self._facts[hello.model]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from trserve.edge.cloud import STAYS, Answer
 from trserve.edge.port_session import Session
 from trserve.edge.records import read_records
@@ -42,3 +44,10 @@ def answer_of(slab: Slab, session: Session, slot: Slot, baton: Baton, *, back: b
         left=tuple(words[index] for words in slab.left) if back else (),
         records=read_records(slab, index, session.params, prompt_len, rows),
     )
+
+
+def refusal_of(session: Session) -> Answer:
+    """That a visit is over, and its request with it, because it cannot be served here."""
+    ids, sources = np.zeros(0, np.int32), np.zeros(0, np.uint8)
+    answer = Answer(session.key[1], session.hop, session.told, ids, sources)
+    return answer._replace(finish=Finish.WORKER_LOST)

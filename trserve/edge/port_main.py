@@ -12,6 +12,7 @@ import select
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Final
 
 import msgspec
@@ -74,6 +75,7 @@ class PortLoop:
             vocabulary=plan.tokenizer_size,
             early_prefill=plan.early_prefill != "off",
         )
+        self._sessions.grammars = find_spec("llguidance") is not None and bool(plan.eos_token_ids)
         self._port.sessions = self._sessions
         rings = [ring for each in mine for ring in receivers(ShmMedium(slab), plan.layout, each)]
         self._strays = Strays(slab, outbox, rings, mine, plan.port_slots)

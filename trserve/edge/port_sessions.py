@@ -17,15 +17,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trserve.edge.cloud import Answer
 from trserve.edge.frames import Handoff, Need, encode_answer, encode_need
 from trserve.edge.params_check import complaint
-from trserve.edge.port_answers import answer_of
+from trserve.edge.port_answers import answer_of, refusal_of
 from trserve.edge.port_session import Key, Session
 from trserve.edge.port_slots import Opening, PortSlots
 from trserve.edge.wire import FrameError
 from trserve.gateway.slots import Slot, pages_of
-from trserve.ipc.baton import Finish, SlotState, unpack
+from trserve.ipc.baton import SlotState, unpack
 from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import PARAMS_BYTES
 from trserve.ipc.slab import Slab, WorkerStatus
@@ -41,7 +40,6 @@ MAX_WAITING: Final = 256
 
 _NS_PER_MS: Final = 1_000_000
 _NO_IDS: Final = np.zeros(0, np.int32)
-_NO_SOURCES: Final = np.zeros(0, np.uint8)
 
 
 class PortSessions:
@@ -53,6 +51,7 @@ class PortSessions:
         early_prefill: whether prompts may be computed before their requests come.
 
     Attributes:
+        grammars: whether there is here what follows them.
         stale: what came too late or twice and changed nothing.
         evicted: sessions that had to give up their slot.
     """
@@ -71,6 +70,7 @@ class PortSessions:
         self._send = send
         self._vocabulary = vocabulary
         self._early_prefill = early_prefill
+        self.grammars = True
         self._sessions: dict[Key, Session] = {}
         self._away: dict[Key, Session] = {}
         self._waiting: dict[Key, Session] = {}
@@ -118,7 +118,7 @@ class PortSessions:
         if key in self._sessions or not self._early_prefill:
             return
         session = self._meet(key, model, handoff)
-        if session is None:
+        if session is None or not self._can_follow(session):
             return
         self._unsettled.add(key)
         if len(handoff.ids) != session.contact.prompt_len:
@@ -183,7 +183,7 @@ class PortSessions:
 
     def _again(self, session: Session, slot: Slot, handoff: Handoff) -> None:
         """A visit that is known: its home may have missed what was answered."""
-        row, length = self._row(slot), handoff.start + len(handoff.ids)
+        row, length = self._slots.row(slot), handoff.start + len(handoff.ids)
         ids = row[handoff.start : length]
         if length > len(row) or not np.array_equal(ids, handoff.ids):
             self.stale += 1
@@ -196,13 +196,16 @@ class PortSessions:
         slot, start, length = session.slot, handoff.start, handoff.start + len(handoff.ids)
         if length > session.contact.limit:
             raise FrameError("a row beyond its limit")
-        row = _NO_IDS if slot is None else self._row(slot)
+        row = _NO_IDS if slot is None else self._slots.row(slot)
         if start > len(row):
             self._need(session.key, handoff.hop, 0 if slot is None else len(row))
             return
         session.hop, session.began_ns = handoff.hop, time.monotonic_ns()
         session.told, session.away = length, True
         session.pending = None
+        if not self._can_follow(session):
+            self._refuse(session, "its grammar needs llguidance: pip install 'trserve[structured]'")
+            return
         same = np.array_equal(row[start:length], handoff.ids[: len(row) - start])
         if slot is not None and same and length >= len(row) and self._is_home(slot):
             self._slots.hand_over(
@@ -228,13 +231,11 @@ class PortSessions:
             if len(self._parked) < MAX_SESSIONS:
                 self._parked[session.key] = handoff.hop
 
+    def _can_follow(self, session: Session) -> bool:
+        return self.grammars or not session.params.grammar
+
     def _is_home(self, slot: Slot) -> bool:
         return self._slots.is_mine(self._slab.baton[slot.index])
-
-    def _row(self, slot: Slot) -> NDArray[np.int32]:
-        length = unpack(self._slab.baton[slot.index]).length
-        load_fence()
-        return self._slab.tokens[slot.index, :length]
 
     def _open(self, session: Session) -> bool:
         handoff = session.pending
@@ -244,7 +245,7 @@ class PortSessions:
         if session.slot is None:
             self._waiting[session.key] = session
             if opening.pages > self._slots.most_pages:
-                self._refuse(session)
+                self._refuse(session, "--edge-sessions leaves too little for log probabilities")
             return False
         session.pending = None
         session.seen = -1
@@ -269,10 +270,9 @@ class PortSessions:
             scored=handoff.hop > 0,
         )
 
-    def _refuse(self, session: Session) -> None:
-        log.error("a request wants more room for log probabilities than --edge-sessions leaves")
-        answer = Answer(session.key[1], session.hop, session.told, _NO_IDS, _NO_SOURCES)
-        self._send(session.key[0], encode_answer(answer._replace(finish=Finish.WORKER_LOST)))
+    def _refuse(self, session: Session, why: str) -> None:
+        log.error("a request of another host ends: %s", why)
+        self._send(session.key[0], encode_answer(refusal_of(session)))
         self._drop(session)
 
     def _make_room(self) -> None:
@@ -342,4 +342,6 @@ class PortSessions:
         for session in tuple(self._sessions.values()):
             if now - session.used_s < IDLE_S:
                 return  # they stand in the order of their use
-            self._drop(session)
+            # However long it takes: an answer that is still to be made will be waited for.
+            if not session.away or (session.slot and not self._slots.is_lent(session.slot)):
+                self._drop(session)

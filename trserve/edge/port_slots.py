@@ -73,7 +73,7 @@ class PortSlots(SlotTable):
 
         The caller flushes the outbox.
         """
-        if not self._free or opening.pages > len(self._free_pages):
+        if not self._free or opening.pages > min(len(self._free_pages), self.most_pages):
             return None
         slab, slot, gen = self._slab, self._free.pop(), next(self._generations)
         length = len(opening.row)
@@ -139,6 +139,17 @@ class PortSlots(SlotTable):
         """Whether the port has the baton ``word``, of a request that is not over."""
         baton = unpack(word)
         return baton.state is SlotState.LIVE and baton.owner in self._mine
+
+    def is_lent(self, slot: Slot) -> bool:
+        """Whether a model here has the request's baton."""
+        word = self._slab.baton[slot.index]
+        return unpack(word).state is SlotState.LIVE and not self.is_mine(word)
+
+    def row(self, slot: Slot) -> NDArray[np.int32]:
+        """The request's committed tokens."""
+        length = unpack(self._slab.baton[slot.index]).length
+        load_fence()
+        return self._slab.tokens[slot.index, :length]
 
     def end(self, slot: Slot) -> None:
         """Nobody wants the request any more; its slot comes back once everybody has closed it."""

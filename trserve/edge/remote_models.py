@@ -99,6 +99,7 @@ def _answer(connection: Connection, deadline: float) -> RemoteFacts:
                 why = greeting.decode(frame, str)
             except FrameError as error:
                 why = f"it answers with what is no answer: {error}"
+            why = greeting.printable(why)
             raise ModelUnavailableError(f"{connection.address} refuses this server: {why}")
         if connection.refused:
             raise ModelUnavailableError(connection.failure)

@@ -281,8 +281,8 @@ class TcpCloud:
         self._reason = f"{self._address} has not said yet whether its model can write"
 
     def _on_refused(self, frame: bytes, now: float) -> None:
-        text = greeting.decode(frame, str)
-        self._lose(f"{self._address} refuses this server: {text[:1000]}", now, refused=True)
+        text = greeting.printable(greeting.decode(frame, str))
+        self._lose(f"{self._address} refuses this server: {text}", now, refused=True)
 
     def _on_status(self, frame: bytes, now: float) -> None:
         if not self._welcomed:
@@ -292,7 +292,7 @@ class TcpCloud:
             log.info("%s is connected", self._address)
             self._connections += 1
         elif not up:
-            self._reason = f"{self._address}: {text}"
+            self._reason = f"{self._address}: {greeting.printable(text)}"
         self._available = up
 
     def _on_pong(self, frame: bytes, now: float) -> None:
@@ -310,9 +310,7 @@ class TcpCloud:
         need = frames.decode_need(frame, self._limits)
         self.counts.needs += 1
         session = self._sessions.get(need.session)
-        if session is None or not session.is_needed(need.have):
-            return
-        if session.visit is not None and session.visit.hop == need.hop:
+        if session is not None and session.is_needed(need):
             self._unsent[need.session] = None
 
     # -- what goes ---------------------------------------------------------------------------
