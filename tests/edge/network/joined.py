@@ -88,11 +88,21 @@ class Heard:
             self.times += [time.monotonic()] * len(own["source"])
             self.reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
 
+    outage: tuple[float, float] = (0.0, 0.0)
+    """When the network went, and when it came back."""
+
     @property
     def longest_gap_s(self) -> float:
         """Between two tokens."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return max((b - a for a, b in pairs), default=0.0)
+
+    @property
+    def alone_in_outage(self) -> int:
+        """Marked tokens that came before the network was back."""
+        began, ended = self.outage
+        pairs = zip(self.times, self.alone, strict=True)
+        return sum(alone and began < at < ended for at, alone in pairs)
 
     def check(self) -> None:
         """It is whole: one source and one mark a token, one finish reason, counts that add up."""
@@ -160,6 +170,9 @@ def listen(
         if sum(len(each.tokens) for each in heard) >= way.before and not broken.is_set():
             broken.set()
             proxy.outage(way.outage_s)
+            began = time.monotonic()
+            for each in heard:
+                each.outage = began, began + way.outage_s
 
     def read(number: int) -> None:
         time.sleep(number * way.apart_s)
