@@ -169,7 +169,14 @@ def create_cloud(arguments: ChildArguments, plan: ServerPlan) -> Cloud:
         check_router(plan.router)
         url = model.remote.removeprefix(OPENAI)
         key = read_key(plan.edge_keys) if plan.edge_keys else ""
-        return OpenAiCloud(url, index=arguments.index, model=model.name, values=values, key=key)
+        return OpenAiCloud(
+            url,
+            index=arguments.index,
+            model=model.name,
+            values=values,
+            key=key,
+            vocabulary=plan.tokenizer_size,
+        )
     hello = Hello(
         side=describe(plan, plan.link_heartbeat_s),
         instance=instance_of(arguments),

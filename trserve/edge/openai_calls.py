@@ -25,7 +25,7 @@ from trserve.errors import ConfigError
 
 MAX_CONNECTIONS: Final = 32
 CONNECT_S: Final = 5.0
-_MAX_BODY: Final = 16 * 2**20
+MAX_BODY: Final = 16 * 2**20
 _STALE: Final = (
     http.client.RemoteDisconnected,
     BrokenPipeError,
@@ -183,8 +183,8 @@ class Calls:
                 {**self._headers, **({} if body is None else {"Content-Type": "application/json"})},
             )
             with connection.getresponse() as response:
-                content = response.read(_MAX_BODY + 1)
-                if len(content) > _MAX_BODY:
+                content = response.read(MAX_BODY + 1)
+                if len(content) > MAX_BODY:
                     raise ValueError("its answer is too long")
                 outcome = Outcome(number, response.status, content)
         except BaseException:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -95,6 +96,7 @@ class OpenAiCloud:
             the one that the server names first.
         values: the home's values of its router's parameters.
         key: sent as a bearer token; empty for none.
+        vocabulary: ids are below it.
 
     Attributes:
         counts: bytes and calls, as of a link.
@@ -108,10 +110,12 @@ class OpenAiCloud:
         model: str = "",
         values: dict[str, float] | None = None,
         key: str = "",
+        vocabulary: int = 2**31,
     ) -> None:
         self._server = Server(url)
         self._calls = Calls(self._server, {"Authorization": f"Bearer {key}"} if key else {})
         self._index = index
+        self._vocabulary = vocabulary
         self._wanted, self._model = model, model
         self._values = dict(values or {})
         self._dialect = Dialect.COMPLETIONS
@@ -282,9 +286,12 @@ class OpenAiCloud:
         self._answered, self._pause_s = True, FIRST_PAUSE_S
         self.counts.answers += 1
         self.counts.answer_bytes += len(outcome.body)
-        if not ids:
-            return [self._nothing(call, "an answer without tokens")]
-        return [self._answer(call, said, ids)]
+        # A model may have more rows than its tokenizer has ids: what it writes then is no text.
+        known = list(takewhile(lambda token: token < self._vocabulary, ids))
+        if not known:
+            why = f"an id beyond the vocabulary ({ids[0]})" if ids else "an answer without tokens"
+            return [self._nothing(call, why)]
+        return [self._answer(call, said, known)]
 
     def _answer(self, call: _Call, said: Any, written: list[int]) -> Answer:
         visit = call.visit

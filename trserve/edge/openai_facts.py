@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from trserve.edge.facts import RemoteFacts
-from trserve.edge.openai_calls import Server, explain
+from trserve.edge.openai_calls import MAX_BODY, Server, explain
 from trserve.edge.openai_wire import Dialect, WireError, dialect_of, refusal_of
 
 MODELS_PATH: Final = "/v1/models"
@@ -40,7 +40,8 @@ def read_served(body: bytes, wanted: str) -> Served | None:
         if chosen is None:
             return None
         length = chosen.get("max_model_len")
-        facts = RemoteFacts(max_model_len=length) if isinstance(length, int) else None
+        length = length if type(length) is int and length > 0 else 0
+        facts = RemoteFacts(max_model_len=length) if length else None
         return Served(str(chosen["id"]), dialect_of(models), facts)
     except (orjson.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
         raise WireError(f"does not say what it serves ({error})") from None
@@ -59,7 +60,7 @@ def ask_openai(url: str, wanted: str, key: str) -> RemoteFacts | None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         connection.request("GET", server.prefix + MODELS_PATH, headers=headers)
         response = connection.getresponse()
-        body = response.read()
+        body = response.read(MAX_BODY)
         if response.status != _OK:
             raise WireError(f"answers {response.status}: {refusal_of(body)}")
         served = read_served(body, wanted)

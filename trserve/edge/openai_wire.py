@@ -194,4 +194,5 @@ def refusal_of(body: bytes) -> str:
         text = str(found.get("message") or found) if isinstance(found, dict) else str(found)
     except orjson.JSONDecodeError:
         pass
-    return " ".join(text.split())[:200]
+    shown = "".join(c if c.isprintable() else " " for c in text[:1000])
+    return " ".join(shown.split())[:200]

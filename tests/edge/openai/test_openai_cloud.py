@@ -195,6 +195,25 @@ def test_a_server_that_fails_is_unreachable_until_it_answers_again(stub, cloud):
     assert answer_of(cloud).ids.tolist() == [6]
 
 
+def test_ids_that_the_tokenizer_has_not_are_written_at_home(stub):
+    """A model may have more rows than its tokenizer ids: nobody must wait for such an answer."""
+    cloud = OpenAiCloud(stub.url, vocabulary=100)
+    cloud.start(time.monotonic())
+    wait(cloud, lambda _: cloud.connected)
+    stub.script = [wrote(5, 100, 6), wrote(2**31 - 1), wrote(8, 100), wrote(100)]
+    cloud.visit(visit([1], router={"visit_tokens": 3.0}))
+    assert answer_of(cloud).ids.tolist() == [5]
+    cloud.visit(visit([1, 5], hop=3))
+    answer = answer_of(cloud)
+    assert (len(answer.ids), answer.destination, answer.empty) == (0, 0, True)
+    cloud.visit(visit([1], session=2, pinned=True))
+    first, second = answers_of(cloud, 2)
+    assert (first.ids.tolist(), first.destination) == ([8], STAYS)
+    assert (second.start, second.finish) == (2, Finish.WORKER_LOST)
+    assert stub.asked[-1][1]["prompt"] == [1, 8]
+    cloud.close()
+
+
 def test_what_one_request_is_refused_for_is_written_at_home(stub, cloud):
     stub.script = [wrote(5), (400, {"message": "no such bias"}), wrote(6)]
     cloud.visit(visit([1]))
@@ -268,8 +287,9 @@ def test_a_plan_knows_how_long_the_model_s_rows_may_be(stub):
     flags = {"models": ("tiny", f"big@openai:{stub.url}"), "router": "entropy"}
     plan = make_plan(config_from_flags(flags))
     assert [each.max_model_len for each in plan.models] == [1024, 128]
-    stub.models = {"data": [{"id": "big"}]}
-    assert ask_openai(stub.url, "big", "") is None
+    for said in ({}, {"max_model_len": 0}, {"max_model_len": True}, {"max_model_len": "128"}):
+        stub.models = {"data": [{"id": "big", **said}]}
+        assert ask_openai(stub.url, "big", "") is None
     stub.models = (500, {"message": "boom"})
     with pytest.raises(ConnectionError, match="answers 500: boom"):
         ask_openai(stub.url, "big", "")

@@ -111,3 +111,9 @@ def test_a_refusal_is_one_line():
     assert refusal_of(b'{"message": "no"}') == "no"
     assert refusal_of(b"<html> " + b"x" * 500)[:8] == "<html> x"
     assert len(refusal_of(b"x" * 500)) == 200
+
+
+def test_what_a_server_complains_of_is_one_line():
+    body = b'{"error": {"message": "no\\n\\u001b[31mtrserve: all is well ' + b"x" * 5000 + b'"}}'
+    said = refusal_of(body)
+    assert said.startswith("no [31mtrserve") and said.isprintable() and len(said) == 200
