@@ -13,6 +13,7 @@ import msgspec
 
 from trserve.config import LaunchConfig
 from trserve.config_hosts import LINKS
+from trserve.edge.curve import read_server_keys
 from trserve.edge.onnx.placement import as_rows, without_exports
 from trserve.edge.remote_models import ask_hosts
 from trserve.emulated.placement import place
@@ -148,6 +149,8 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
     """
     device = choose_device(config)
     places = split_places(config.model.models)
+    if config.hosts.edge_listen:
+        read_server_keys(config.hosts.edge_keys)  # the port reads them again: a plan has no keys
     facts = ask_hosts(config, places)
     profile: Profile | None = None
     if device == "emulated":

@@ -268,3 +268,8 @@ def test_a_model_elsewhere_has_rows_no_longer_than_the_slabs(
     monkeypatch.setattr(server_plan_module, "ask_hosts", lambda *_: facts)
     found = plan((pair[0], "large@10.0.0.2:9000"), router="none")
     assert found.models[1].max_model_len == found.row_tokens == found.models[0].max_model_len
+
+
+def test_a_port_for_others_needs_keys_before_anything_is_started(pair: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="--edge-keys FILE: a link between hosts needs keys"):
+        plan((f"{pair[0]}@edge", pair[1]), edge_listen="127.0.0.1:0")
