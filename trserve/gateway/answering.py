@@ -64,12 +64,12 @@ class Answering:
                 if not chunked:
                     connection.send_unframed()
                 sink = wanted.stream(connection, chunked)
-                exchange.understood(wanted.requests, sink.response_id)
+                exchange.understood(wanted.requests, sink)
                 with self.log.entry(sink, exchange, wanted.requests):
                     await self._stream(exchange, wanted, sink, send)
             else:
                 whole = wanted.whole()
-                exchange.understood(wanted.requests, whole.response_id)
+                exchange.understood(wanted.requests, whole)
                 with self.log.entry(whole, exchange, wanted.requests):
                     await self._whole(exchange, wanted, whole, scope, send)
 

@@ -15,6 +15,7 @@ from trserve.gateway.connection import Connection
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.generation import Generation
 from trserve.gateway.requests import GenerationRequest
+from trserve.gateway.sinks import StreamSink, WholeSink
 from trserve.gateway.visit import Visit
 
 
@@ -29,6 +30,7 @@ class Exchange:
         self._dispatcher = dispatcher
         self._connection = connection
         self._generations: Sequence[Generation] = ()
+        self._sink: WholeSink | StreamSink | None = None
         self._client_gone = False
         self._aborted = False
         self._doomed: set[int] = set()
@@ -53,12 +55,19 @@ class Exchange:
                 self._dispatcher.cancel(generation)
         if self._connection.visit is not None:
             self._connection.visit.leave(self._generations)
+        for generation in self._generations:
+            generation.let_go()
+        if self._sink is not None:
+            self._sink.let_go()
         return self._client_gone and isinstance(error, asyncio.CancelledError)
 
-    def understood(self, requests: Sequence[GenerationRequest], response_id: str) -> None:
-        """What is asked for, and the id of the response that it gets."""
+    def understood(
+        self, requests: Sequence[GenerationRequest], sink: WholeSink | StreamSink
+    ) -> None:
+        """What is asked for, and where its answers go."""
+        self._sink = sink
         if self._connection.visit is not None:
-            self._connection.visit.understood(requests, response_id)
+            self._connection.visit.understood(requests, sink.response_id)
 
     async def submit(self, jobs: Awaitable[Sequence[Job]]) -> None:
         """Get the request into the server, once its ``jobs`` are made.

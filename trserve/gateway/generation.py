@@ -201,6 +201,14 @@ class Generation:
             self._end("abort")
             self.end_reason = "left"
 
+    def let_go(self) -> None:
+        """Its client has all there is: nobody asks its sink for the usage any more.
+
+        A cycle of all that a request consists of would otherwise wait, prompt and all, for the
+        collector, which takes longer over a request's objects than anything else does.
+        """
+        self._sink.usage = dict
+
     def _end(self, reason: str) -> None:
         """Have the end measured."""
         self.end_reason = reason

@@ -112,6 +112,10 @@ class WholeSink:
         if not self.ended.done():
             self.ended.set_exception(error)
 
+    def let_go(self) -> None:
+        """All is over: its choices know it, and it them no more (see ``Generation.let_go``)."""
+        self._choices.clear()
+
     def body(self) -> bytes:
         """The response, once ``ended``."""
         make = chat_response if self.request.kind == "chat" else completion_response
@@ -219,6 +223,12 @@ class StreamSink:
         events = StreamFormat(**self._settings, index=index) if index else self._format
         self._choices.append(StreamChoice(self, events, prompt))
         return self._choices[-1]
+
+    def let_go(self) -> None:
+        """All is over: its choices know it, and it them no more (see ``Generation.let_go``)."""
+        for choice in self._choices:
+            choice.plain = None
+        self._choices.clear()
 
     def usage(self) -> dict[str, Any]:
         """The usage of all choices so far."""
