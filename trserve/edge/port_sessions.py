@@ -35,8 +35,8 @@ IDLE_S: Final = 600.0
 """How long the KV of a request is kept for a home that says nothing of it."""
 
 MAX_SESSIONS: Final = 4096
-MAX_WAITING: Final = 256
-"""Rows that are kept here for want of a slot."""
+MAX_WAITING_TOKENS: Final = 2**25
+"""Of the rows that are kept here, 128 MiB of them, for want of a slot."""
 
 _NS_PER_MS: Final = 1_000_000
 _NO_IDS: Final = np.zeros(0, np.int32)
@@ -75,7 +75,6 @@ class PortSessions:
         self._away: dict[Key, Session] = {}
         self._waiting: dict[Key, Session] = {}
         self._unasked: dict[Key, tuple[int, int]] = {}
-        self._parked: dict[Key, int] = {}
         self._unsettled: set[Key] = set()
         self.stale = self.evicted = 0
 
@@ -136,7 +135,6 @@ class PortSessions:
     def on_end(self, peer: bytes, number: int) -> None:
         """Its home is done with it."""
         self._settle((peer, number))
-        self._parked.pop((peer, number), None)
         session = self._sessions.get((peer, number))
         if session is not None:
             self._drop(session)
@@ -226,10 +224,12 @@ class PortSessions:
             self._slots.end(slot)
             session.slot = None
         session.pending = handoff._replace(start=0, ids=whole)
-        if not self._open(session) and len(self._waiting) > MAX_WAITING:
-            self._drop(session)  # its row is not kept; its home is asked for it again
-            if len(self._parked) < MAX_SESSIONS:
-                self._parked[session.key] = handoff.hop
+        if not self._open(session) and self._too_many_wait():
+            self._refuse(session, "too many wait for one of --edge-sessions")
+
+    def _too_many_wait(self) -> bool:
+        rows = [s.pending.ids for s in self._waiting.values() if s.pending is not None]
+        return sum(map(len, rows)) > MAX_WAITING_TOKENS
 
     def _can_follow(self, session: Session) -> bool:
         return self.grammars or not session.params.grammar
@@ -315,10 +315,6 @@ class PortSessions:
             pass
         if self._waiting:
             self._make_room()
-        while self._parked and len(self._waiting) < MAX_WAITING // 2:
-            key, hop = next(iter(self._parked.items()))
-            del self._parked[key]
-            self._need(key, hop, 0)
 
     def _answer(self, session: Session, slot: Slot, word: int) -> None:
         baton = unpack(word)

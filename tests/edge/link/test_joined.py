@@ -121,6 +121,23 @@ def test_sessions_that_lose_their_slot_are_asked_for_their_tokens_again() -> Non
         assert j.far.sessions.evicted and j.home.cloud.counts.needs
 
 
+def test_what_waits_for_a_slot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows beyond what there is room for end their requests; the others are not touched."""
+    with joined(router=ROUTER, edge_slots=1, slots=6) as j:
+        j.turns(3)
+        slots = submit_all(j, 6, limit=30, entry=1)
+        j.run(*slots, turns=20_000)
+        check(j, slots, limit=30, entry=1)
+    monkeypatch.setattr("trserve.edge.port_sessions.MAX_WAITING_TOKENS", 30)
+    with joined(router=ROUTER, edge_slots=1, slots=6) as j:
+        j.turns(3)
+        slots = submit_all(j, 6, limit=30, entry=1)
+        j.run(*slots, turns=20_000)
+        finishes = [j.home.world.baton(slot).finish for slot in slots]
+        assert Finish.WORKER_LOST in finishes and finishes.count(Finish.WORKER_LOST) < 6
+        assert len(j.far.sessions._waiting) == 0
+
+
 def test_a_socket_without_room_delays_and_loses_nothing() -> None:
     with joined(router=ROUTER) as j:
         j.turns(5)
