@@ -19,6 +19,7 @@ class Answer:
         compute_s, network_s, service_s: the parts of its time, as far as they are told apart.
         bytes: payload on the wire in both directions, first contact excluded.
         handoffs: crossings of the network that carried ``bytes``, there and back counted apart.
+        frame_bytes, frames: of the link's own frames alone, as far as somebody counts them.
         text: the answer.
         token_ids: of the answer.
     """
@@ -32,6 +33,8 @@ class Answer:
     service_s: float = 0.0
     bytes: int = 0
     handoffs: int = 0
+    frame_bytes: int = 0
+    frames: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
 
@@ -60,13 +63,14 @@ class Means:
     network_s: float
     service_s: float
     bytes_per_handoff: float | None
+    frame_bytes_per_handoff: float | None
 
 
 def means(answers: Sequence[Answer]) -> Means:
     """Of one or more answers. Gaps between tokens are of all of them together."""
     gaps = [a.tokens - 1 for a in answers]
     lasted = sum(a.total_s - a.times[0] for a in answers)
-    handoffs = sum(a.handoffs for a in answers)
+    handoffs, frames = (sum(getattr(a, n) for a in answers) for n in ("handoffs", "frames"))
 
     def mean(name: str) -> float:
         return statistics.fmean(getattr(a, name) for a in answers)
@@ -83,4 +87,5 @@ def means(answers: Sequence[Answer]) -> Means:
         network_s=mean("network_s"),
         service_s=mean("service_s"),
         bytes_per_handoff=sum(a.bytes for a in answers) / handoffs if handoffs else None,
+        frame_bytes_per_handoff=sum(a.frame_bytes for a in answers) / frames if frames else None,
     )

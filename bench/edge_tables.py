@@ -86,6 +86,7 @@ def row(setting: Setting, means: Means, parameters: tuple[int, int]) -> Row:
         "total_s": means.total_s,
         "accuracy": None,
         "bytes_per_handoff": means.bytes_per_handoff,
+        "frame_bytes_per_handoff": means.frame_bytes_per_handoff,
         "cost": cost(means, *parameters),
         "compute_s": means.compute_s,
         "network_s": means.network_s,

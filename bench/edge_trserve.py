@@ -91,17 +91,26 @@ class Linked:
                 answer.text += choice.get("text") or ""
         own = usage["trserve"]
         answer.routed = own["tokens"].get(self.home.models[-1], 0)
-        answer.visits = own["handoffs"] // 2
+        answer.visits = (own["handoffs"] + 1) // 2  # the last one may end there
         answer.drawn = answer.tokens - answer.routed + answer.visits
         return answer
 
     def ask_alone(self, body: Mapping[str, Any]) -> Answer:
         """The same with its bytes on the wire, which nobody else may use meanwhile."""
         self.proxy.log()
+        before = self._frames()
         answer = self.ask(body)
         wire = after_first_contact(self.proxy.log(), 2 * answer.visits)
         answer.bytes, answer.handoffs = wire
+        counts = zip(self._frames(), before, strict=True)
+        answer.frame_bytes, answer.frames = (after - earlier for after, earlier in counts)
         return answer
+
+    def _frames(self) -> tuple[int, int]:
+        """Bytes and number of the link's handoffs and answers so far, first contacts apart."""
+        found = self.home.request("GET", "/health").json()["models"][-1]
+        handoffs, answers = found["link_handoffs"], found["link_answers"]
+        return found["link_handoff_bytes"] + found["link_answer_bytes"], handoffs + answers
 
 
 def after_first_contact(log: Sequence[tuple[float, bool, int]], handoffs: int) -> tuple[int, int]:
