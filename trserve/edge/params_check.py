@@ -10,6 +10,8 @@ import math
 import zlib
 from typing import Final
 
+from msgspec.structs import replace
+
 from trserve.ipc.layout import MAX_TOPS
 from trserve.params import RequestParams, SamplingParams
 
@@ -24,8 +26,6 @@ def complaint(params: RequestParams, vocabulary: int) -> str | None:
     """What is wrong with ``params``, whose ids must be below ``vocabulary``; None for nothing."""
     sampling = params.sampling
     ids = (*sampling.stop_token_ids, *sampling.logit_bias)
-    # A checkpoint may name an end that its tokenizer lacks; it is met where ends are kept away.
-    ids += sampling.eos_token_ids if sampling.min_tokens else ()
     if any(not 0 <= token < vocabulary for token in ids):
         return "an id beyond the vocabulary"
     if any(not _is_real(value, _FLOAT32_MAX) for value in sampling.logit_bias.values()):
@@ -37,6 +37,17 @@ def complaint(params: RequestParams, vocabulary: int) -> str | None:
     if not _is_grammar(params.grammar):
         return "a grammar that is too long, or none"
     return _sampling_complaint(sampling)
+
+
+def without_unknown_ends(params: RequestParams, vocabulary: int) -> RequestParams:
+    """``params`` without ends that nobody can draw.
+
+    A checkpoint may name an end that its tokenizer lacks; a worker would meet it where it keeps
+    ends away.
+    """
+    sampling = params.sampling
+    known = tuple(token for token in sampling.eos_token_ids if 0 <= token < vocabulary)
+    return replace(params, sampling=replace(sampling, eos_token_ids=known))
 
 
 def _sampling_complaint(sampling: SamplingParams) -> str | None:

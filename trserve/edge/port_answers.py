@@ -46,8 +46,7 @@ def answer_of(slab: Slab, session: Session, slot: Slot, baton: Baton, *, back: b
     )
 
 
-def refusal_of(session: Session) -> Answer:
+def refusal(session: int, hop: int, length: int) -> Answer:
     """That a visit is over, and its request with it, because it cannot be served here."""
     ids, sources = np.zeros(0, np.int32), np.zeros(0, np.uint8)
-    answer = Answer(session.key[1], session.hop, session.told, ids, sources)
-    return answer._replace(finish=Finish.WORKER_LOST)
+    return Answer(session, hop, length, ids, sources, finish=Finish.WORKER_LOST)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trserve.edge.frames import Handoff, Need, encode_answer, encode_need
-from trserve.edge.params_check import complaint
-from trserve.edge.port_answers import answer_of, refusal_of
+from trserve.edge.params_check import complaint, without_unknown_ends
+from trserve.edge.port_answers import answer_of, refusal
 from trserve.edge.port_session import Key, Session
 from trserve.edge.port_slots import Opening, PortSlots
 from trserve.edge.wire import FrameError
@@ -99,7 +99,12 @@ class PortSessions:
         key = (peer, handoff.session)
         self._settle(key)
         self._unsettled.add(key)
-        session = self._sessions.get(key) or self._meet(key, model, handoff)
+        try:
+            session = self._sessions.get(key) or self._meet(key, model, handoff)
+        except FrameError:  # else it would be waited for
+            end = handoff.start + len(handoff.ids)
+            self._send(peer, encode_answer(refusal(handoff.session, handoff.hop, end)))
+            raise
         if session is None:
             self._need(key, handoff.hop, 0)
             return
@@ -153,6 +158,7 @@ class PortSessions:
         deadline = time.monotonic_ns() + handoff.left_ms * _NS_PER_MS if handoff.left_ms else 0
         if why := complaint(params, self._vocabulary):
             raise FrameError(f"parameters with {why}")
+        params = without_unknown_ends(params, self._vocabulary)
         params = msgspec.structs.replace(params, deadline_ns=deadline)
         blob = encode_params(params)
         if len(blob) > PARAMS_BYTES:
@@ -272,7 +278,8 @@ class PortSessions:
 
     def _refuse(self, session: Session, why: str) -> None:
         log.error("a request of another host ends: %s", why)
-        self._send(session.key[0], encode_answer(refusal_of(session)))
+        answer = refusal(session.key[1], session.hop, session.told)
+        self._send(session.key[0], encode_answer(answer))
         self._drop(session)
 
     def _make_room(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.edge.link.joined import HEARTBEAT_S, Joined, joined, side
 from tests.edge.link.test_hostile import settled, to_home, to_port, words_of
 from tests.edge.link.test_joined import PROMPTS, ROUTER, check, submit_all
+from tests.workers.fakes import EOS, VOCAB
 from trserve.edge import frames, greeting
 from trserve.edge.cloud import Visit
 from trserve.edge.frames import Contact, Handoff, Need
@@ -214,3 +215,26 @@ def test_an_answer_that_nobody_fetches_is_forgotten() -> None:
         assert j.far.sessions.num_away == 1
         j.far.sessions.tend(j.now + 2 * IDLE_S)
         assert j.far.sessions.num_sessions == 0
+
+
+def test_an_end_that_the_tokenizer_has_not_ends_nothing() -> None:
+    """A checkpoint may name one; nobody can draw it, and nobody must wait for it."""
+    with joined(router=ROUTER) as j:
+        j.turns(3)
+        ends = (EOS, VOCAB + 7)
+        slots = submit_all(j, 2, entry=1, pinned=True, eos_token_ids=ends, min_tokens=3)
+        j.run(*slots)
+        for n, slot in enumerate(slots):
+            found = j.home.world.outcome(slot)
+            assert found.sources == [1] * (len(found.row) - len(PROMPTS[n]))
+            assert found.finish in (Finish.STOP, Finish.LENGTH) and len(found.sources) > 3
+        assert j.far.port.bad_frames == 0
+
+
+def test_a_visit_that_is_refused_is_not_waited_for() -> None:
+    with joined(router=ROUTER) as j:
+        j.turns(3)
+        slot = j.home.world.submit(PROMPTS[0], limit=40, entry=1, stop_token_ids=(VOCAB,))
+        j.run(slot)
+        assert j.home.world.baton(slot).finish is Finish.WORKER_LOST
+        assert j.far.port.bad_frames == 1
