@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.gateway.stack import ListSink, completion, new_plan
 from tests.gateway.test_http import Gateway, get, play
 from tests.workers.fakes import EOS, hash_token, world
+from trserve.edge.reachability import Reachability
 from trserve.errors import RequestError
 from trserve.gateway.dispatcher import Dispatcher
+from trserve.gateway.model_links import ModelLinks
 from trserve.gateway.model_states import ModelStates
 from trserve.gateway.service import Service
-from trserve.ipc.slab import WorkerStatus
+from trserve.ipc.slab import Reach, WorkerStatus
 
 
 def message(kind: str, model: int, text: str = "") -> dict[str, Any]:
@@ -26,6 +29,27 @@ def message(kind: str, model: int, text: str = "") -> dict[str, Any]:
 def endless(model: int, row: Any) -> int:
     token = hash_token(model, row)
     return token + 1 if token == EOS else token
+
+
+def test_an_answer_that_met_an_outage_says_so_whenever_it_began(tmp_path: Path) -> None:
+    with world() as w:
+        plan = new_plan(tmp_path)
+        first, second = plan.models
+        remote = [first, structs.replace(second, remote="far:1")]
+        plan = structs.replace(plan, models=remote, on_peer_loss="degrade")
+        links, words = ModelLinks(plan, w.slab), w.slab.workers[1]
+        reach = Reachability(words, "degrade", 1.0, lambda: None)
+        reach.begin(connected=True)
+        before = links.watch([0, 1])
+        here_alone = links.watch([0])
+        assert not before()
+        reach.too_slow(0.0, 1.0)
+        assert words.get("reach") == Reach.ALONE
+        meanwhile = links.watch([0, 1])
+        reach.update(9.0, connected=True)
+        after = links.watch([0, 1])
+        assert before() and meanwhile()
+        assert not after() and not here_alone()
 
 
 def test_a_model_goes_down_and_comes_back() -> None:

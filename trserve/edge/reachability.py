@@ -86,9 +86,11 @@ class Reachability:
         if self._words.get("reach") == word and self.reachable == reachable:
             return False
         self.reachable = reachable
-        if not reachable:
-            self._words.set("outages", self._words.get("outages") + 1)
         self._words.set("reach", word)
+        if not reachable:
+            # Who begins and finds it counted must find it away, too.
+            store_fence()
+            self._words.set("outages", self._words.get("outages") + 1)
         # Whoever sees that it changed must see what it is now.
         store_fence()
         self._words.set("reach_changes", self._words.get("reach_changes") + 1)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from trserve.errors import RequestError
+from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import WORKER_WORDS
 from trserve.ipc.slab import Reach, Slab
 from trserve.plan import ServerPlan
@@ -69,13 +70,11 @@ class ModelLinks:
         if not words or not self._goes_on:
             return bool
         before = sum(each[_OUTAGES] for each in words)
-
-        def was_away() -> bool:
-            if sum(each[_OUTAGES] for each in words) != before:
-                return True
-            return any(each[_REACH] == Reach.ALONE for each in words)
-
-        return was_away
+        # In this order: a link agent says that a model is away before it counts that.
+        load_fence()
+        if any(each[_REACH] == Reach.ALONE for each in words):
+            return lambda: True
+        return lambda: sum(each[_OUTAGES] for each in words) != before
 
     def failure(self, model: int) -> RequestError | None:
         """What it means that a request ended there for want of its model; None for one here."""
