@@ -157,14 +157,15 @@ def verdicts(rows: Sequence[Row]) -> list[Row]:
 def plot(axes: Any, rows: Sequence[Row]) -> None:
     """Seconds for an answer over the threshold."""
 
-    def kind(row: Row) -> tuple[str, float, int]:
-        return row["method"], row["service_s"], row["visit_tokens"]
+    def kind(row: Row) -> tuple[str, str, float, int]:
+        return row["method"], row["slm_dtype"], row["service_s"], row["visit_tokens"]
 
     rows = [each for each in rows if each["total_s"] is not None]
-    for method, service, visit in dict.fromkeys(map(kind, rows)):
-        own = [each for each in rows if kind(each) == (method, service, visit)]
+    for each_kind in dict.fromkeys(map(kind, rows)):
+        own = [each for each in rows if kind(each) == each_kind]
         points = sorted((each["threshold"], each["total_s"]) for each in own)
-        label = f"{method}, {service:g} s a token, {visit} a visit"
+        method, dtype, service, visit = each_kind
+        label = f"{method}, {dtype}, {service:g} s a token, {visit} a visit"
         axes.plot(*zip(*points, strict=True), "o-", label=label)
     published = [(threshold, total) for threshold, (_, total, _) in PUBLISHED.items()]
     axes.plot(*zip(*published, strict=True), "kx", label="published")
