@@ -165,7 +165,11 @@ class StandIn:
         extras = read_extras(slab.extras(slot, baton.bank))
         away = now - extras.stored_ns if baton.owner else 0
         extras = extras._replace(
-            stored_ns=now, pending_ns=extras.pending_ns + away, empty=False, length=baton.length
+            stored_ns=now,
+            pending_ns=extras.pending_ns + away,
+            empty=False,
+            length=baton.length,
+            alone=True,
         )
         write_extras(slab.extras(slot, bank), *extras)
         slab.left[baton.owner][slot] = baton.length

@@ -199,6 +199,7 @@ def test_a_lost_workers_requests_go_to_one_that_is_left() -> None:
         assert (after.owner, after.hop, after.length) == (0, before.hop + 1, before.length)
         extras = read_extras(w.slab.extras(slot.index, after.bank))
         assert extras.length == after.length and not extras.empty
+        assert extras.alone, "the lost one was to write the next token"
         assert w.slab.left[1][slot.index] == before.length
         assert w.baton(pinned).finish is Finish.WORKER_LOST
         assert w.slab.closed[1][pinned.index] == pinned.gen
