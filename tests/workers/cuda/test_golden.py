@@ -16,8 +16,10 @@ from tests.faults.streams import (
     check_equal,
     check_nothing_held,
     kill_workers,
-    request,
     undisturbed,
+)
+from tests.faults.streams import (
+    request as long_request,
 )
 from tests.golden.pairs import SETTINGS, Pair, settings_of
 from tests.golden.reference import SLM, Reference
@@ -29,25 +31,31 @@ TAUS = (0.02, 0.05, 0.3)
 SHORT = 20
 
 
-@pytest.fixture(scope="module")
-def embedded(full) -> Iterator[Pair]:
+LINKS = ("cuda_ipc", *(pytest.param(link, marks=pytest.mark.slow) for link in ("host_mapped", "")))
+"""What is emulated; nothing: tokens go through the slab alone."""
+
+
+@pytest.fixture(scope="module", params=LINKS)
+def embedded(request, full) -> Iterator[Pair]:
+    link = request.param
     slm, llm = model_path("tiny"), model_path("small")
     reference = Reference(slm, llm)
-    prompts = chat_prompts(60 if full else 3, Random("graphs"), reference.models[SLM].tokenizer)
-    settings = settings_of(TAUS, 56 if full else SHORT)
+    many = full and link == LINKS[0]
+    prompts = chat_prompts(60 if many else 3, Random("graphs"), reference.models[SLM].tokenizer)
+    settings = settings_of(TAUS, 56 if many else SHORT)
     args = ["--models", f"{slm},{llm}", "--dtype", "float32", "--router", "r-stitch"]
-    emulated = {"TRSERVE_RUNNER": "graphs-on-cpu", "TRSERVE_EMULATED_LINK": "cuda_ipc"}
+    emulated = {"TRSERVE_RUNNER": "graphs-on-cpu", "TRSERVE_EMULATED_LINK": link}
     with Server([*args, "--device", "cpu", "--max-num-seqs", "12"], env=emulated) as server:
         assert server.stderr.count("emulates a GPU's on the CPU") == 2
         yield Pair("embedded, graphs on the CPU", server, reference, prompts, settings)
         assert server.stop() == 0
-        for worker in range(2):
-            check_views_were_used(server, worker)
+        for worker in range(2) if link else ():
+            check_views_were_used(server, worker, link)
 
 
-def check_views_were_used(server: Server, worker: int) -> None:
+def check_views_were_used(server: Server, worker: int, link: str) -> None:
     """What the last of ``worker``'s lives said of its link when it ended."""
-    line = rf"worker-{worker}: link emulated-cuda_ipc: (\d+) of (\d+) suffixes"
+    line = rf"worker-{worker}: link emulated-{link}: (\d+) of (\d+) suffixes"
     viewed, came = map(int, re.findall(line, server.stderr)[-1])
     assert 0 < viewed <= came < 2 * viewed
 
@@ -62,7 +70,7 @@ def test_buckets_decide_what_the_reference_decides(embedded):
 
 def test_streams_outlive_a_worker_whose_inbox_goes_with_it(embedded):
     """Its successor offers another, under a new epoch, which is then used (see the fixture)."""
-    server, bodies = embedded.server, [request(number, max_tokens=40) for number in range(4)]
+    server, bodies = embedded.server, [long_request(number, max_tokens=40) for number in range(4)]
     expected = undisturbed(server, bodies)
     streams = Streams(server, bodies)
     streams.until_written(20)
