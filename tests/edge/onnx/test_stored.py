@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,16 @@ def test_a_model_is_exported_once_and_found_again(cache, tmp_path, monkeypatch):
     other = stored.stored_path(model, int8=True)
     assert other != directory
     assert stored.stored_path(resolve_model("tiny"), int8=False) not in (directory, other)
+
+
+def test_weights_that_are_drawn_are_another_model_s_where_the_shape_is(cache, tmp_path):
+    model = random_model("qwen3", tmp_path)
+    smaller = replace(model, spec=replace(model.spec, num_layers=1))
+    paths = {stored.stored_path(m, int8=False, load_format="dummy") for m in (model, smaller)}
+    assert len(paths) == 2
+    other_ends = replace(model, spec=replace(model.spec, eos_token_ids=(1,)))
+    assert stored.stored_path(other_ends, int8=False, load_format="dummy") in paths
+    assert stored.stored_path(model, int8=False) not in paths
 
 
 def test_a_rest_of_an_export_is_replaced(cache, tmp_path):

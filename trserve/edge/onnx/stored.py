@@ -7,6 +7,7 @@ names, locks and the order of making one; imports torch only to export.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,8 +36,11 @@ _LOOK_EVERY_S: Final = 0.2
 
 def stored_path(model: ResolvedModel, *, int8: bool, load_format: LoadFormat = "auto") -> Path:
     """The directory that holds the export of ``model``, whether or not there is one."""
-    drawn = load_format == "dummy"
-    digest = "dummy" if drawn else weights_digest(model.path)
+    if load_format == "dummy":  # its shape is all that there is of it
+        shape = repr(replace(model.spec, eos_token_ids=()))
+        digest = "dummy-" + hashlib.blake2b(shape.encode(), digest_size=8).hexdigest()
+    else:
+        digest = weights_digest(model.path)
     name = re.sub(r"[^\w.-]", "-", model.name)
     precision = "int8" if int8 else "float32"
     root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
