@@ -238,7 +238,9 @@ def test_handoffs_are_in_every_phase_and_tokens_of_every_kind(server):
         assert grown("tokens_total", model=name, kind="committed") == written
         assert grown("generation_tokens_total", model=name) == written
         assert grown("tokens_total", model=name, kind="overshoot") == 0
-        assert grown("batch_size_count", model=name) == grown("steps_total", model=name)
+        # A prompt that was computed early is a batch, and nobody's step.
+        early = grown("batch_size_count", model=name) - grown("steps_total", model=name)
+        assert 0 <= early <= len(usages)
         assert grown("router_seconds_count", router="r-stitch", model=name) > 0
         assert value(after, "cost_units_total", model=name) > 0
         busy = grown("model_busy_seconds_total", model=name)
