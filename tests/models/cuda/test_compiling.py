@@ -146,6 +146,14 @@ def test_a_kernel_compiles_for_every_target(name, full, tmp_path, monkeypatch):
             assert compiled.asm["cubin"][:4] == b"\x7fELF"
 
 
+def test_ids_that_others_write_are_read_from_no_cache(tmp_path, monkeypatch):
+    """Triton takes ``cache_modifier=".cv"`` and drops it; what it does with ``volatile`` counts."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    name = "kernels.take_ids_kernel"
+    compiled = compiled_for(90, kernels()[name], *CASES[name][0])
+    assert compiled.asm["ptx"].count("ld.volatile.global.b32") == 1
+
+
 def compiled_for(target, kernel, types, constants, options):
     """``kernel`` compiled by the bundled assembler for compute capability ``target``."""
     import triton

@@ -225,13 +225,13 @@ def take_ids_kernel(
 ) -> None:
     """One program ``BLOCK`` tokens.
 
-    Sources lie in an inbox that another process's device wrote, or in mapped host memory: ``.cv``
-    takes neither from a cache.
+    Sources lie in an inbox that another process's device wrote, or in mapped host memory: a
+    volatile load is one of system scope, which no cache of this device answers from what it had.
     """
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(sources + token, mask=token < count, other=0)
     given = source != 0
-    found = tl.load(source.to(tl.pointer_type(tl.int32)), mask=given, other=0, cache_modifier=".cv")
+    found = tl.load(source.to(tl.pointer_type(tl.int32)), mask=given, other=0, volatile=True)
     tl.store(ids + token, found.to(tl.int64), mask=given)
 
 
