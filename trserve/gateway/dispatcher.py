@@ -135,7 +135,8 @@ class Dispatcher:
                 slot; or a job is refused, and with it all.
             asyncio.CancelledError: the caller gave up waiting.
         """
-        await self._turn_in_time(len(jobs), jobs[0].deadline_ns)
+        if not self._has_room(len(jobs)):
+            await self._turn_in_time(len(jobs), jobs[0].deadline_ns)
         now = time.monotonic_ns()
         slots = self._publish(jobs)
         generations = [job.start(slot) for job, slot in zip(jobs, slots, strict=True)]
@@ -173,6 +174,10 @@ class Dispatcher:
             raise
         return slots
 
+    def _has_room(self, slots: int) -> bool:
+        """Whether as many are free, and nobody has waited longer for them."""
+        return not self._waiting and self._slots.num_free - self._granted >= slots
+
     async def _turn_in_time(self, slots: int, deadline_ns: int) -> None:
         """:meth:`_turn`, but not beyond the deadline; the worker ends what has a slot."""
         if not deadline_ns:
@@ -191,7 +196,7 @@ class Dispatcher:
 
     async def _turn(self, slots: int) -> None:
         """Return when ``slots`` are free for the caller, who takes them before it awaits again."""
-        if not self._waiting and self._slots.num_free - self._granted >= slots:
+        if self._has_room(slots):
             return
         if len(self._waiting) >= self._max_waiting:
             raise RequestError(

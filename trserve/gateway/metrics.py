@@ -68,8 +68,8 @@ class Metrics:
         generation_tokens: by model, of the answers that ended.
         handoffs: of the answers that ended.
         threshold_overrides: how often the router's parameters were set, by whom.
-        of_beginning, of_completion: histograms that are told of the same moment, in the order of
-            :class:`Meter`'s values.
+        of_admission, of_beginning, of_completion: histograms that are told of the same moment, in
+            the order of :class:`Meter`'s values.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class Metrics:
         self.request_params_n = Histogram(_CHOICES)
         self.request_params_max_tokens = Histogram(_TOKENS)
         self.request_time_per_token = Histogram(token_bounds or _TOKEN_SECONDS)
+        self.of_admission = self.queue_time, self.request_params_n
         self.of_beginning = self.time_to_first_token, self.prefill_time
         self.of_completion = (
             self.latency,
@@ -172,12 +173,14 @@ class Meter:
         """It has its slot."""
         metrics = self._metrics
         self._admitted_s = time.monotonic()
-        metrics.queue_time.observe(self._admitted_s - self._arrived_s)
-        if self._counts_prompt:
-            metrics.prompt_tokens += self._prompt_tokens
-            metrics.request_params_n.observe(self._asked.n)
-            if self._asked.max_tokens is not None:
-                metrics.request_params_max_tokens.observe(self._asked.max_tokens)
+        waited_s, asked = self._admitted_s - self._arrived_s, self._asked
+        if not self._counts_prompt:
+            metrics.queue_time.observe(waited_s)
+            return
+        metrics.prompt_tokens += self._prompt_tokens
+        observe_each(metrics.of_admission, (waited_s, asked.n))
+        if asked.max_tokens is not None:
+            metrics.request_params_max_tokens.observe(asked.max_tokens)
 
     def begin(self) -> None:
         """Its first token is there."""
