@@ -241,7 +241,9 @@ class AgentTable:
         """The far side knows how long its own handoff took; the way there and back is ours."""
         at = held.length - records.first
         fresh = held.length == held.arrival_length
-        if not (held.params.trace and held.hop and fresh and 0 <= at < len(records.words)):
+        count, width = records.words.shape
+        there = 0 <= at < count and width > _ARRIVAL_WORD
+        if not (held.params.trace and held.hop and fresh and there):
             return records
         words = records.words.copy()
         own = int(words[at, _ARRIVAL_WORD]) >> 1

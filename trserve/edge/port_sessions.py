@@ -96,18 +96,19 @@ class PortSessions:
 
     def on_handoff(self, peer: bytes, model: int, handoff: Handoff, now: float) -> None:
         """A visit, or the same again. FrameError for one that contradicts itself."""
-        key = (peer, handoff.session)
+        key, end = (peer, handoff.session), handoff.start + len(handoff.ids)
         self._settle(key)
         self._unsettled.add(key)
         try:
             session = self._sessions.get(key) or self._meet(key, model, handoff)
         except FrameError:  # else it would be waited for
-            end = handoff.start + len(handoff.ids)
             self._send(peer, encode_answer(refusal(handoff.session, handoff.hop, end)))
             raise
         if session is None:
             self._need(key, handoff.hop, 0)
             return
+        if not session.contact.prompt_len <= end <= session.contact.limit:
+            raise FrameError("a row that is shorter than its prompt, or too long")
         self._touch(session, now)
         if handoff.hop < session.hop:
             self.stale += 1
@@ -122,7 +123,7 @@ class PortSessions:
         if key in self._sessions or not self._early_prefill:
             return
         session = self._meet(key, model, handoff)
-        if session is None or not self._can_follow(session):
+        if session is None or session.params.scores_prompt or not self._can_follow(session):
             return
         self._unsettled.add(key)
         if len(handoff.ids) != session.contact.prompt_len:
@@ -198,8 +199,6 @@ class PortSessions:
 
     def _visit(self, session: Session, handoff: Handoff) -> None:
         slot, start, length = session.slot, handoff.start, handoff.start + len(handoff.ids)
-        if length > session.contact.limit:
-            raise FrameError("a row beyond its limit")
         row = _NO_IDS if slot is None else self._slots.row(slot)
         if start > len(row):
             self._need(session.key, handoff.hop, 0 if slot is None else len(row))

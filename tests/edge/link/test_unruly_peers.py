@@ -12,7 +12,7 @@ from tests.edge.link.test_hostile import settled, to_home, to_port, words_of
 from tests.edge.link.test_joined import PROMPTS, ROUTER, check, submit_all
 from tests.workers.fakes import EOS, VOCAB
 from trserve.edge import frames, greeting
-from trserve.edge.cloud import Visit
+from trserve.edge.cloud import Answer, Records, Visit
 from trserve.edge.frames import Contact, Handoff, Need
 from trserve.edge.outgoing import Outgoing
 from trserve.edge.port import MAX_PEERS
@@ -238,3 +238,41 @@ def test_a_visit_that_is_refused_is_not_waited_for() -> None:
         j.run(slot)
         assert j.home.world.baton(slot).finish is Finish.WORKER_LOST
         assert j.far.port.bad_frames == 1
+
+
+def test_a_row_that_is_shorter_than_its_prompt_is_refused() -> None:
+    """What lies before a request's first annotation is another's."""
+    with joined(router=ROUTER) as j:
+        j.turns(3)
+        to_port(j, visit_of(tops=1))
+        take_in(j)
+        before = words_of(j)
+        for hop in (1, 2):
+            ids = np.array([1], np.int32)
+            to_port(j, frames.encode_handoff(Handoff(99, hop, 0, ids, (0, 0))))
+        take_in(j)
+        assert j.far.port.bad_frames == 2 and words_of(j) == before
+
+
+def test_a_prompt_that_is_to_be_scored_is_not_computed_early() -> None:
+    """Who has it first scores it: of one that was computed early nobody wrote the annotations."""
+    with joined(router=ROUTER) as j:
+        j.turns(3)
+        frame = visit_of(tops=1, scores_prompt=True)
+        to_port(j, bytes((FrameType.PREFILL,)) + frame[1:])
+        take_in(j)
+        assert not j.far.sessions.num_sessions and not j.far.port.bad_frames
+
+
+def test_annotations_of_another_width_harm_nobody() -> None:
+    with joined(router=ROUTER) as j:
+        j.turns(3)
+        slot = j.home.world.submit(PROMPTS[0], limit=40, trace=True, ignore_eos=True)
+        j.until(lambda: bool(j.home.table.held))
+        held = j.home.table.held[slot.gen]
+        given = np.array([5], np.int32), np.ones(1, np.uint8)
+        answer = Answer(slot.gen, held.hop, held.length, *given, destination=0, left=(0, 0))
+        records = Records(held.length, np.zeros((1, 1), np.int32))
+        to_home(j, frames.encode_answer(answer._replace(records=records)))
+        j.home.agent.turn(j.now)
+        assert not j.home.table.held
