@@ -104,6 +104,11 @@ def _check_cluster(config: HostsConfig, models: int) -> None:
             if given:
                 raise ConfigError(f"{flag}: is for --executor ray")
     groups = config.host_groups
+    if config.edge_listen and (groups or config.replicas > 1):
+        raise ConfigError(
+            f"--edge-listen {config.edge_listen}: whoever dials in wants one server; leave out "
+            "--replicas and --host-groups"
+        )
     if groups and sorted(sum(groups, ())) != list(range(models)):
         raise ConfigError(f"--host-groups: must name each of the {models} models once, from 0 on")
     if groups and 0 not in groups[0]:

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 import orjson
+import pytest
 from aiohttp import web
 
+from trserve.cluster import groups
 from trserve.cluster.forwarding import ANYBODYS
 from trserve.cluster.front_server import FrontServer, _watched_socket
 from trserve.endpoint_plan import EndpointPlan
@@ -30,6 +32,7 @@ class FakeGroup:
         self.left = asyncio.Event()
         self.dies = self.never_ends = False
         self.begins = EVENTS[0]
+        self.says: object = {"detail": "serving"}
         self.status = 200
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._answer)
@@ -47,7 +50,7 @@ class FakeGroup:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/readyz":
-            return web.json_response({"detail": "serving"})
+            return web.json_response(self.says)
         self.asked.append(request)
         self.bodies.append(await request.read())
         if request.path == "/v1/completions":
@@ -382,3 +385,22 @@ def test_a_host_that_vanishes_is_given_up() -> None:
         idle, every, count = (made.getsockopt(socket.IPPROTO_TCP, name) for name in named)
         assert idle + every * count <= 30
         assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
+
+
+def test_whoever_answers_strangely_is_no_group_and_ends_no_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another program may have got the port of a group that is gone."""
+    monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
+
+    async def act(stage: Stage) -> None:
+        strange, front = stage.groups[1], stage.front.groups.all
+        strange.says = ["hello"]
+        while front[1].ready:
+            await asyncio.sleep(0.01)
+        assert front[0].ready
+        strange.says = {"detail": "serving"}
+        while not front[1].ready:
+            await asyncio.sleep(0.01)
+
+    on_stage(act)

@@ -134,6 +134,7 @@ def test_flags_that_are_wrong_are_refused() -> None:
         (["--replicas", "2"], "--replicas: is for --executor ray"),
         (["--executor", "ray", "--host-groups", "0/0"], "each of the 2 models once"),
         (["--executor", "ray", "--host-groups", "1/0"], "the entry, must be in the first"),
+        (["--executor", "ray", "--host-groups", "0/1", "--edge-listen", "x:1"], "wants one server"),
     ):
         result = CliRunner().invoke(main, ["launch", *flags])
         assert result.exit_code == 2

@@ -95,7 +95,7 @@ class Groups:
             async with self._session.get(f"{url}/readyz", timeout=timeout) as reply:
                 body = await reply.json(content_type=None)
                 ready, detail = reply.status == 200, str(body.get("detail", reply.status))
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError) as error:
             ready, detail = False, repr(error)
         if group.url != url:
             return  # it moved meanwhile
