@@ -20,6 +20,7 @@ from trserve.params import RequestParams
 _HEAD: Final = 3
 _LOGPROB, _SCORE, _ARRIVAL = range(_HEAD)
 _UNKNOWN: Final = -9999.0
+_HIGHEST_ID: Final = 2**31 - 1
 _AT_ONCE: Final = 1 << 1
 """The first token's writer was reached in no time: what the way took is the agent's to add."""
 
@@ -53,7 +54,8 @@ def _fill(ids: NDArray[np.int32], values: NDArray[np.float32], best: _Pairs) -> 
 
 def _best(token: int, logprob: float, others: _Pairs, tops: int) -> _Pairs:
     """The ``tops`` most probable; where fewer are said, the chosen one stands for the rest."""
-    ordered = sorted(dict(others or [(token, logprob)]).items(), key=lambda pair: -pair[1])
+    known = {each: value for each, value in others if 0 <= each <= _HIGHEST_ID}
+    ordered = sorted((known or {token: logprob}).items(), key=lambda pair: -pair[1])
     return (ordered + [(token, _UNKNOWN)] * tops)[:tops]
 
 

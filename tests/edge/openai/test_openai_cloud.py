@@ -328,6 +328,10 @@ def test_log_probabilities_come_along_where_they_are_wanted(stub, cloud):
     cloud.visit(visit([1, 5], hop=3)._replace(params=params))
     floats = answer_of(cloud).records.words.view(np.float32)[0]
     assert floats[0] == -9999.0 and np.isfinite(floats[5:]).all(), "nothing is left undefined"
+    said["top_logprobs"] = [{"token_id:99999999999": -0.1, "token_id:-2": -0.2, "token_id:6": -1}]
+    stub.script = [{"choices": [{"token_ids": [5], "logprobs": said}]}]
+    cloud.visit(visit([1, 5], hop=5)._replace(params=params))
+    assert answer_of(cloud).records.words[0, 3] == 6, "what is no id is not named"
 
 
 def test_routers_that_decide_there_are_refused_and_keys_are_one_line(tmp_path):
