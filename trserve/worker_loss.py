@@ -135,21 +135,22 @@ class StandIn:
         if closed:
             ring(self._bells[slab.layout.gateway])
 
-    def give_up(self, worker: int) -> None:
+    def give_up(self, worker: int, *, pass_on: bool = True) -> None:
         """``worker`` will not come back: nobody sends anything there from now on."""
         self.set_status(worker, WorkerStatus.LOST)
-        self.tend(worker)
+        self.tend(worker, pass_on=pass_on)
         self._new_epoch()
 
-    def tend(self, worker: int) -> None:
+    def tend(self, worker: int, *, pass_on: bool = True) -> None:
         """Pass on what has come to ``worker``, which is given up, and close what is over.
 
         To be called now and then: somebody may have sent it a request a moment before they knew.
+        Without ``pass_on`` its requests end: nobody here would write them for anybody.
         """
         left = [w for w in range(self._slab.layout.workers) if self._is_left(w)]
         owned = list(self._owned(worker))
         for slot, baton in owned:
-            if left and not decode_params(self._slab.params(slot)).pinned:
+            if pass_on and left and not decode_params(self._slab.params(slot)).pinned:
                 self._pass_on(slot, baton, left[0])
             else:
                 self._finish(slot, Finish.WORKER_LOST)

@@ -228,14 +228,18 @@ class Workforce:
         others = (
             index
             for other in self._workers
-            if other is not worker and not self._plan.models[other.index].place.is_placeholder
+            if other is not worker and self._is_for_us(other)
             for index in other.indices
         )
         return any(self._stand_in.status(index) is not WorkerStatus.LOST for index in others)
 
+    def _is_for_us(self, worker: Worker) -> bool:
+        """Whether it writes for this server's clients: a port stands for others, at their hosts."""
+        return not self._plan.models[worker.index].place.is_placeholder
+
     def _give_up(self, worker: Worker, message: str) -> None:
         for index in worker.indices:
-            self._stand_in.give_up(index)
+            self._stand_in.give_up(index, pass_on=self._is_for_us(worker))
         self._note(f"{message}; the others go on without it")
         self._tell_all(worker, {"type": "worker_lost", "message": message})
 
@@ -285,7 +289,7 @@ class Workforce:
         status = self._stand_in.status(worker.index)
         if status is WorkerStatus.LOST:
             for index in worker.indices:
-                self._stand_in.tend(index)
+                self._stand_in.tend(index, pass_on=self._is_for_us(worker))
         elif status is WorkerStatus.RESTARTING and not worker.in_slab:
             for index in worker.indices:
                 self._stand_in.close_done(index)

@@ -15,7 +15,7 @@ import pytest
 from tests.gateway.stack import new_plan
 from trserve.children import Child
 from trserve.errors import StartFailedError
-from trserve.ipc.baton import Baton, Finish, SlotState
+from trserve.ipc.baton import Baton, Finish, SlotState, unpack
 from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import Message
 from trserve.ipc.shared import Shared
@@ -291,3 +291,22 @@ def test_a_placeholder_alone_is_no_server(new_scene: NewScene, tmp_path: Path) -
     causes = [scene.force.replace(scene.started[-1], float(at)) for at in range(3)]
     assert causes[:2] == [None, None]
     assert causes[2] is not None and "worker 1" in causes[2]
+
+
+def test_what_others_have_at_a_port_that_is_given_up_ends(
+    new_scene: NewScene, tmp_path: Path
+) -> None:
+    """They have it at home; a model here would write on for nobody."""
+    first, second = new_plan(tmp_path).models
+    models = [msgspec.structs.replace(first, remote="edge"), second]
+    scene = new_scene(models=models, on_peer_loss="degrade", edge_slots=2)
+    slab, theirs = scene.slab, 4
+    slab.gen[theirs], slab.sent[theirs] = 1, 0b11
+    slab.baton[theirs] = Baton(3, 0, SlotState.LIVE, Finish.NONE, 0, 2).pack()
+    port = scene.started[0]
+    for at in range(3):
+        assert scene.force.replace(port, float(at)) is None
+        port = scene.started[-1]
+    assert scene.status() == [WorkerStatus.LOST, WorkerStatus.UP]
+    baton = unpack(slab.baton[theirs])
+    assert (baton.state, baton.finish) == (SlotState.DONE, Finish.WORKER_LOST)
