@@ -31,6 +31,8 @@ _STALE: Final = (
     BrokenPipeError,
     ConnectionResetError,
     ConnectionAbortedError,
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
 )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import select
+import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -181,6 +182,21 @@ def test_a_closed_connection_is_no_loss(stub, cloud):
     cloud.visit(visit([1, 5], hop=3))
     assert answer_of(cloud).ids.tolist() == [6]
     assert cloud.connected and cloud.connections == 1
+
+
+def test_a_kept_connection_of_tls_that_was_closed_is_no_loss_either(stub, cloud, monkeypatch):
+    stub.script = [wrote(5), wrote(6)]
+    cloud.visit(visit([1]))
+    answer_of(cloud)
+    (kept,) = cloud._calls._idle
+
+    def closed(*args):
+        raise ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+
+    monkeypatch.setattr(kept, "request", closed)
+    cloud.visit(visit([1, 5], hop=3))
+    assert answer_of(cloud).ids.tolist() == [6]
+    assert cloud.connections == 1
 
 
 def test_a_server_that_fails_is_unreachable_until_it_answers_again(stub, cloud):
