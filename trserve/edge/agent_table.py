@@ -172,6 +172,8 @@ class AgentTable:
     def apply(self, answer: Answer, now: float) -> bool:
         """Commit what ``answer`` says, if it is for the present visit; False if it is dropped."""
         held = self.held.get(answer.session)
+        if held is not None and answer.hop == held.hop:
+            answer = self._rest(held, answer)
         if held is None or answer.hop != held.hop or answer.start != held.length:
             self.dropped += 1
             return False
@@ -201,6 +203,21 @@ class AgentTable:
             self._tally.left(answer.destination, min(count, 1))
             self.hand_over(held, answer.destination, extras=answer.extras, empty=answer.empty)
         return True
+
+    def _rest(self, held: Held, answer: Answer) -> Answer:
+        """``answer`` without the tokens that the row has already, if that leaves anything.
+
+        A visit that was sent twice is answered from its beginning twice, and what was answered
+        before is then not answered by itself any more.
+        """
+        known, over = held.length - answer.start, answer.destination != STAYS or answer.finish
+        if not 0 < known <= len(answer.ids) or (known == len(answer.ids) and not over):
+            return answer
+        row = self._rows[held.slot, answer.start : held.length]
+        if not np.array_equal(row, answer.ids[:known]):
+            return answer
+        ids, sources = answer.ids[known:], answer.sources[known:]
+        return answer._replace(start=held.length, ids=ids, sources=sources)
 
     def _complaint(self, held: Held, answer: Answer, tokens: list[int]) -> str | None:
         """Why nothing of ``answer`` can be taken; None if it can."""

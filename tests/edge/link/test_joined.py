@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import FULL
-from tests.edge.link.joined import Joined, joined
+from tests.edge.link.joined import USER, Joined, joined
 from tests.workers.fakes import EOS, hash_route, reference, router_class
+from trserve.edge.listener import Received
+from trserve.edge.wire import FrameType
 from trserve.ipc.baton import Finish, SlotState
 
 DECIDE = hash_route(1, 40)
@@ -198,3 +200,21 @@ def test_an_end_is_an_end_at_both_sides() -> None:
             assert j.home.world.outcome(slot).row == expected.row
             assert j.home.world.baton(slot).finish is expected.finish
         j.check_nothing_held()
+
+
+@EXAMPLES
+@given(st.integers(0, 2**32))
+def test_visits_that_are_sent_twice_are_answered_to_their_end(seed: int) -> None:
+    """The second comes when tokens of the first are on their way: none is missing behind them."""
+    rng = Random(seed)
+    with joined(router=ROUTER, edge_slots=rng.choice([1, 4])) as j:
+        slots = submit_all(j, 2, entry=1, pinned=True, ignore_eos=True)
+        for _ in range(300):
+            handoffs = [f for f in j.network.sent if f[0] == FrameType.HANDOFF]
+            if handoffs and j.network.open and rng.random() < 0.2:
+                route = next(iter(j.network.open))
+                j.network.to_port.append(Received(route, USER, handoffs[-1]))
+            j.turn()
+        j.run(*slots)
+        for n, slot in enumerate(slots):
+            assert j.home.world.outcome(slot).sources == [1] * (40 - len(PROMPTS[n]))
