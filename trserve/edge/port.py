@@ -90,6 +90,11 @@ class Port:
         peer = self._peers.get(key)
         return peer is not None and self._send_to(peer, frame)
 
+    def is_here(self, key: bytes) -> bool:
+        """Whether a peer has a connection."""
+        peer = self._peers.get(key)
+        return peer is not None and bool(peer.route)
+
     def _send_to(self, peer: Peer, frame: bytes) -> bool:
         if not peer.route:
             return False

@@ -76,6 +76,7 @@ class PortLoop:
             early_prefill=plan.early_prefill != "off",
         )
         self._sessions.grammars = find_spec("llguidance") is not None and bool(plan.eos_token_ids)
+        self._sessions.is_here = self._port.is_here
         self._port.sessions = self._sessions
         rings = [ring for each in mine for ring in receivers(ShmMedium(slab), plan.layout, each)]
         self._strays = Strays(slab, outbox, rings, mine, plan.port_slots)

@@ -52,6 +52,7 @@ class PortSessions:
 
     Attributes:
         grammars: whether there is here what follows them.
+        is_here: tells of somebody who dialled whether they can be reached now.
         stale: what came too late or twice and changed nothing.
         evicted: sessions that had to give up their slot.
     """
@@ -71,6 +72,7 @@ class PortSessions:
         self._vocabulary = vocabulary
         self._early_prefill = early_prefill
         self.grammars = True
+        self.is_here: Callable[[bytes], bool] = bool
         self._sessions: dict[Key, Session] = {}
         self._away: dict[Key, Session] = {}
         self._waiting: dict[Key, Session] = {}
@@ -210,7 +212,7 @@ class PortSessions:
             self._refuse(session, "its grammar needs llguidance: pip install 'trserve[structured]'")
             return
         same = np.array_equal(row[start:length], handoff.ids[: len(row) - start])
-        if slot is not None and same and length >= len(row) and self._is_home(slot):
+        if slot is not None and same and length >= len(row) and self._slots.is_home(slot):
             self._slots.hand_over(
                 slot,
                 handoff.ids[len(row) - start :],
@@ -238,9 +240,6 @@ class PortSessions:
 
     def _can_follow(self, session: Session) -> bool:
         return self.grammars or not session.params.grammar
-
-    def _is_home(self, slot: Slot) -> bool:
-        return self._slots.is_mine(self._slab.baton[slot.index])
 
     def _open(self, session: Session) -> bool:
         handoff = session.pending
@@ -290,7 +289,9 @@ class PortSessions:
         for session in tuple(self._sessions.values()):
             if missing <= 0:
                 return
-            if session.slot is not None and not session.away:
+            slot = session.slot
+            awaited = self.is_here(session.key[0]) or not slot or self._slots.is_lent(slot)
+            if slot is not None and not (session.away and awaited):
                 self.evicted += 1
                 missing -= 1
                 self._drop(session)

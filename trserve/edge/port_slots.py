@@ -140,6 +140,10 @@ class PortSlots(SlotTable):
         baton = unpack(word)
         return baton.state is SlotState.LIVE and baton.owner in self._mine
 
+    def is_home(self, slot: Slot) -> bool:
+        """Whether the port has the request's baton."""
+        return self.is_mine(self._slab.baton[slot.index])
+
     def is_lent(self, slot: Slot) -> bool:
         """Whether a model here has the request's baton."""
         word = self._slab.baton[slot.index]

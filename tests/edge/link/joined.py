@@ -229,6 +229,7 @@ class Far:
             b"far%d" % self.starts,
         )
         self.sessions = PortSessions(slab, self.slots, self.port.send, vocabulary=VOCAB)
+        self.sessions.is_here = self.port.is_here
         self.port.sessions = self.sessions
         slab.workers[0].set("reach", Reach.ELSEWHERE)
 

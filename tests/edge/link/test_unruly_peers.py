@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -276,3 +277,29 @@ def test_annotations_of_another_width_harm_nobody() -> None:
         to_home(j, frames.encode_answer(answer._replace(records=records)))
         j.home.agent.turn(j.now)
         assert not j.home.table.held
+
+
+def test_slots_of_who_has_gone_are_there_for_others() -> None:
+    """Answers that nobody fetches give way; whoever comes back for one is asked for the row."""
+    with joined(router=ROUTER, edge_slots=2) as j:
+        j.turns(3)
+        slots = submit_all(j, 2, entry=1, pinned=True)
+        j.turn()
+        take_in(j)
+        j.network.up = False
+        j.network.cut()
+        j.turns(60)
+        assert j.far.sessions.num_away == 2, "they are answered, and nobody hears it"
+        j.network.up = True
+        route = b"other"
+        j.network.open[route] = SimpleNamespace(inbox=[], failure="")  # type: ignore[assignment]
+        to_port(j, hello(instance=b"another"), route)
+        to_port(j, visit_of(hop=1), route)
+        for _ in range(30):
+            j.now += 0.001
+            j.far.turn(j.now)
+        assert j.far.sessions.evicted == 1
+        answers = [f for f in j.network.answered if f[0] == FrameType.ANSWER]
+        assert 99 in {frames.decode_answer(f, j.far.port._limits).session for f in answers}
+        j.turn(3.0)
+        j.run(*slots)
