@@ -90,6 +90,14 @@ def encode_handoff(handoff: Handoff, *, early: bool = False) -> bytes:
     return b"".join([*parts, handoff.ids.astype("<i4").tobytes()])
 
 
+def last_hop(row_tokens: int) -> int:
+    """The last with which a visit may begin.
+
+    Of two hops at the far side one commits a token, and each must fit into a baton word.
+    """
+    return MAX_HOP - min(2 * row_tokens + 2, MAX_HOP // 2)
+
+
 def decode_handoff(frame: bytes, limits: Limits) -> Handoff:
     """The inverse, of either type. FrameError for anything else."""
     reader = _Reader(frame)
@@ -98,8 +106,7 @@ def decode_handoff(frame: bytes, limits: Limits) -> Handoff:
     )
     _check(flags <= wire.EMPTY | wire.WITH_CONTACT, "unknown flags")
     _check(session <= wire.MAX_SESSION, "session out of range")
-    # Of two hops at the far side one commits a token, and each must fit into a baton word.
-    _check(hop <= MAX_HOP - min(2 * limits.row_tokens, MAX_HOP // 2), "too many hops")
+    _check(hop <= last_hop(limits.row_tokens), "too many hops")
     _check_span(start, count, limits)
     left = reader.left(models, limits)
     extras = reader.extras(extras_len)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trserve.edge.frames import last_hop
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.ipc.baton import Finish, SlotState, pack, unpack
 from trserve.ipc.extras import write_extras
@@ -141,8 +142,9 @@ class PortSlots(SlotTable):
         return baton.state is SlotState.LIVE and baton.owner in self._mine
 
     def is_home(self, slot: Slot) -> bool:
-        """Whether the port has the request's baton."""
-        return self.is_mine(self._slab.baton[slot.index])
+        """Whether the port has the request's baton, and its word has room for another visit."""
+        word = self._slab.baton[slot.index]
+        return self.is_mine(word) and unpack(word).hop < last_hop(self._slab.layout.row_tokens)
 
     def is_lent(self, slot: Slot) -> bool:
         """Whether a model here has the request's baton."""

@@ -34,7 +34,7 @@ def handoffs(draw: Callable[..., Any]) -> Handoff:
     contact = Contact(prompt, draw(st.integers(prompt, 64)), draw(st.binary(max_size=PARAMS_BYTES)))
     return Handoff(
         session=draw(SESSIONS),
-        hop=draw(st.integers(0, MAX_HOP - 2 * LIMITS.row_tokens)),  # some are left for the others
+        hop=draw(st.integers(0, frames.last_hop(LIMITS.row_tokens))),
         start=start,
         ids=draw(ids(64 - start)),
         left=draw(LENGTHS),

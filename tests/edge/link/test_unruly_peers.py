@@ -20,7 +20,7 @@ from trserve.edge.port import MAX_PEERS
 from trserve.edge.port_sessions import IDLE_S
 from trserve.edge.tcp_cloud import MAX_BAD_FRAMES
 from trserve.edge.wire import FrameType
-from trserve.ipc.baton import MAX_HOP, Finish
+from trserve.ipc.baton import MAX_HOP, Finish, unpack
 from trserve.params import RequestParams, SamplingParams, encode_params
 
 SAMPLING = SamplingParams(ignore_eos=True)
@@ -303,3 +303,18 @@ def test_slots_of_who_has_gone_are_there_for_others() -> None:
         assert 99 in {frames.decode_answer(f, j.far.port._limits).session for f in answers}
         j.turn(3.0)
         j.run(*slots)
+
+
+def test_visits_that_commit_nothing_never_run_out_of_hops() -> None:
+    """A peer that counts slower than the hops there gets a word that begins anew."""
+    with joined(router=ROUTER) as j:
+        j.turns(3)
+        to_port(j, visit_of(hop=1))
+        j.until(lambda: j.far.sessions.num_sessions == 1 and not j.far.sessions.num_away)
+        (session,) = j.far.sessions._sessions.values()
+        slab, index = j.far.world.slab, session.slot.index
+        slab.baton[index] = unpack(slab.baton[index])._replace(hop=MAX_HOP).pack()
+        row = slab.tokens[index, : unpack(slab.baton[index]).length].copy()
+        to_port(j, frames.encode_handoff(Handoff(99, 2, 0, row, (0, 0))))
+        j.until(lambda: session.hop == 2 and not j.far.sessions.num_away)
+        assert unpack(slab.baton[session.slot.index]).hop < 100
