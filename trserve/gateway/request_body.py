@@ -210,10 +210,6 @@ def type_error(error: msgspec.ValidationError, prefix: str = "") -> RequestError
 # ---- what changes nothing, for each parameter that is not supported ----
 
 
-def _is_number(target: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) in (int, float) and value == target
-
-
 def _is_empty(value: Any) -> bool:
     return value is False or value == "" or value == [] or value == {}
 
