@@ -272,7 +272,8 @@ class OpenAiCloud:
 
     def _take(self, call: _Call, outcome: Outcome, now: float) -> list[Answer]:
         """The answer of a call that is over."""
-        if outcome.status in _OF_ONE_REQUEST and self._answered:
+        # The first refusal of all may be of whatever is asked; others under way will tell.
+        if outcome.status in _OF_ONE_REQUEST and (self._answered or self._under_way):
             return [self._nothing(call, self._problem(outcome))]
         if problem := self._problem(outcome):
             refused = outcome.status in _FOR_GOOD | _OF_ONE_REQUEST

@@ -242,6 +242,22 @@ def test_what_one_request_is_refused_for_is_written_at_home(stub, cloud):
     assert answer_of(cloud).ids.tolist() == [6]
 
 
+def test_a_refusal_takes_nothing_from_others_that_are_under_way(stub, cloud):
+    gate = threading.Event()
+    stub.script = [
+        lambda handler: gate.wait(LIMIT_S) and wrote(5),
+        (400, {"message": "this prompt is too long"}),
+    ]
+    cloud.visit(visit([1], session=1))
+    wait(cloud, lambda _: len(stub.asked) == 1)
+    cloud.visit(visit([2], session=2))
+    refused = answer_of(cloud)
+    assert (refused.session, refused.empty, cloud.connected) == (2, True, True)
+    gate.set()
+    assert answer_of(cloud).ids.tolist() == [5]
+    assert cloud.connections == 1
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [
