@@ -12,14 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import aiohttp
-from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from trserve.cluster.affinity import Affinity
 from trserve.cluster.forwarding import ANYBODYS, Forwarding
 from trserve.cluster.groups import Groups
 from trserve.endpoint_plan import EndpointPlan
-from trserve.gateway.connection import Connection, Timeouts
+from trserve.gateway.connection import Connection, Timeouts, connection_config
 
 CONNECT_TIMEOUT_S: Final = 5.0
 KEEP_ALIVE_S: Final = 60
@@ -116,18 +115,7 @@ class FrontServer:
         return 0
 
     def _connection(self) -> Any:
-        config = Config(
-            self.app,
-            http=Connection,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
-        config.load()
+        config = connection_config(self.app, KEEP_ALIVE_S)
         return Connection(
             config=config, server_state=self._state, app_state={}, timeouts=Timeouts()
         )

@@ -26,8 +26,8 @@ from trserve.edge.port_sessions import PortSessions
 from trserve.edge.port_slots import PortSlots
 from trserve.edge.strays import Strays
 from trserve.edge.wire import Limits
-from trserve.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_WORKER_LOST, StartupError
 from trserve.ipc.child import ChildArguments, begin_child, parse_child_arguments, say_hello
+from trserve.ipc.child_run import run_child
 from trserve.ipc.control import ControlClient, worker_identity
 from trserve.ipc.links import ShmMedium, open_outbox, receivers
 from trserve.ipc.slab import Reach, Slab, WorkerStatus
@@ -190,25 +190,7 @@ def main() -> int:
     arguments = parse_child_arguments()
     begin_child(arguments, name="edge port")
     control = ControlClient(arguments.control, worker_identity(arguments.index))
-    exit_on_error = EXIT_UNAVAILABLE
-    try:
-        loop = _prepare(arguments, control)
-        exit_on_error = EXIT_WORKER_LOST
-        loop.run()
-    except StartupError as error:
-        return _fail(control, str(error), error.exit_code)
-    except Exception as error:
-        log.exception("the edge port cannot go on")
-        return _fail(control, f"{type(error).__name__}: {error}", exit_on_error)
-    control.close()
-    return EXIT_OK
-
-
-def _fail(control: ControlClient, message: str, exit_code: int) -> int:
-    control.send({"type": "failed", "message": message, "exit_code": exit_code})
-    # The launcher reads the message before it reaps this process; give the socket its time.
-    control.close(linger_ms=1000)
-    return exit_code
+    return run_child(control, "the edge port", lambda: _prepare(arguments, control).run)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trserve.errors import RequestError
@@ -297,3 +298,20 @@ class Connection(HttpToolsProtocol):
             self._stalled = None
         if self.on_drained is not None:
             self.on_drained()
+
+
+def connection_config(app: Any, keep_alive_s: int) -> Config:
+    """What uvicorn needs to know to serve ``app`` over :class:`Connection`; nothing is logged."""
+    config = Config(
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # nobody is believed to be a proxy
+        timeout_keep_alive=keep_alive_s,
+    )
+    config.load()
+    return config

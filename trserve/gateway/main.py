@@ -109,22 +109,9 @@ class Gateway:
         asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     def _connection_factory(self) -> Any:
-        from uvicorn.config import Config
+        from trserve.gateway.connection import Connection, connection_config
 
-        from trserve.gateway.connection import Connection
-
-        config = Config(
-            self._app,
-            http=Connection,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,  # nobody is believed to be a proxy
-            timeout_keep_alive=_KEEP_ALIVE_S,
-        )
-        config.load()
+        config = connection_config(self._app, _KEEP_ALIVE_S)
         state = self._server_state
         state.default_headers = [(b"server", b"trserve")]
         timeouts = self._timeouts

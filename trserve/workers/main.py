@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trserve.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_WORKER_LOST, StartupError
 from trserve.gpus.worker_side import device_report, hold_device
 from trserve.ipc.child import (
     ChildArguments,
@@ -26,6 +25,7 @@ from trserve.ipc.child import (
     parse_child_arguments,
     say_hello,
 )
+from trserve.ipc.child_run import run_child
 from trserve.ipc.control import ControlClient, worker_identity
 from trserve.ipc.links import ShmMedium, open_outbox, receivers
 from trserve.ipc.meter import MeterWriter
@@ -289,39 +289,26 @@ def _prepare(arguments: ChildArguments, control: ControlClient, leaving: ExitSta
     return loop
 
 
-def _fail(control: ControlClient, message: str, exit_code: int) -> int:
-    control.send({"type": "failed", "message": message, "exit_code": exit_code})
-    # The launcher reads the message before it reaps this process; give the socket its time.
-    control.close(linger_ms=1000)
-    return exit_code
-
-
 def main() -> int:
     """Load, serve, leave; returns the exit code."""
     arguments = parse_child_arguments()
     begin_child(arguments)
     control = ControlClient(arguments.control, worker_identity(arguments.index))
-    exit_on_error = EXIT_UNAVAILABLE
     leaving = ExitStack()
-    try:
+
+    def prepare() -> Callable[[], None]:
         loop = _prepare(arguments, control, leaving)
-        exit_on_error = EXIT_WORKER_LOST
-        _run(loop)
-        leaving.close()  # not after an error: the launcher ends the other ranks, and says why
-    except StartupError as error:
-        return _fail(control, str(error), error.exit_code)
-    except Exception as error:
-        log.exception("this worker cannot go on")
-        return _fail(control, f"{type(error).__name__}: {error}", exit_on_error)
-    control.close()
-    return EXIT_OK
+        return lambda: _run(loop, leaving)
+
+    return run_child(control, "this worker", prepare)
 
 
-def _run(loop: WorkerLoop) -> None:
+def _run(loop: WorkerLoop, leaving: ExitStack) -> None:
     import torch
 
     with torch.inference_mode():
         loop.run()
+    leaving.close()  # not after an error: the launcher ends the other ranks, and says why
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import msgspec
 from trserve.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_WORKER_LOST, StartupError
 from trserve.gpus.worker_side import hold_device
 from trserve.ipc.child import ChildArguments, begin_child, parse_child_arguments, say_hello
+from trserve.ipc.child_run import fail
 from trserve.ipc.control import ControlClient, worker_identity
 from trserve.plan import ServerPlan
 
@@ -73,13 +74,6 @@ def _serve(arguments: ChildArguments, control: ControlClient) -> None:
         held.finish()
 
 
-def _fail(control: ControlClient, message: str, exit_code: int) -> int:
-    control.send({"type": "failed", "message": message, "exit_code": exit_code})
-    # The launcher reads the message before it reaps this process; give the socket its time.
-    control.close(linger_ms=1000)
-    return exit_code
-
-
 def main() -> int:
     """Load, follow, leave; returns the exit code."""
     arguments = parse_child_arguments()
@@ -89,14 +83,14 @@ def main() -> int:
     try:
         _serve(arguments, control)
     except StartupError as error:
-        return _fail(control, str(error), error.exit_code)
+        return fail(control, str(error), error.exit_code)
     except Exception as error:
         from trserve.workers.tp.memory import GroupLostError
 
         if isinstance(error, GroupLostError):
-            return _fail(control, str(error), EXIT_WORKER_LOST)
+            return fail(control, str(error), EXIT_WORKER_LOST)
         log.exception("this rank cannot go on")
-        return _fail(control, f"{type(error).__name__}: {error}", EXIT_UNAVAILABLE)
+        return fail(control, f"{type(error).__name__}: {error}", EXIT_UNAVAILABLE)
     control.close()
     return EXIT_OK
 
