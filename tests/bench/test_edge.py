@@ -197,7 +197,8 @@ def test_means() -> None:
 
 def rows_of(total_s: float, handoff_bytes: int) -> list[dict[str, Any]]:
     paper = answer([1.0, 30.0], routed=1, drawn=2)
-    ours = answer([0.1, total_s], routed=1, drawn=2, bytes=handoff_bytes, handoffs=1)
+    sizes = {"bytes": 3 * handoff_bytes, "handoffs": 1, "frame_bytes": handoff_bytes, "frames": 1}
+    ours = answer([0.1, total_s], routed=1, drawn=2, **sizes)
     settings = [Setting(PAPER, "float32", 0.0, 0.7), Setting(TRSERVE, "bfloat16", 0.0, 0.7)]
     pairs = zip(settings, (paper, ours), strict=True)
     return with_ratios([row(each, means([found]), (1, 10)) for each, found in pairs])
@@ -206,7 +207,7 @@ def rows_of(total_s: float, handoff_bytes: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("total_s", "size", "ok"), [(5.0, 200, True), (7.0, 201, False)])
 def test_what_is_judged(total_s: float, size: int, ok: bool) -> None:
     rows = rows_of(total_s, size)
-    assert [each["ok"] for each in verdicts(rows)] == [ok, ok]
+    assert [each["ok"] for each in verdicts(rows)] == [ok, ok, None]
     assert rows[1]["times_faster"] == pytest.approx(30 / total_s)
     assert rows[1]["cost"] == pytest.approx((2 + 10) / 20)
     assert rows[0]["published_total_s"] == 40.1
