@@ -48,7 +48,6 @@ def attention(dtype, group, dim, tile, splits):
 
 CASES = {
     "kernels.rms_norm_kernel": [(NORM, {"SIZE": 5120, "BLOCK": 8192}, {"num_warps": 16})],
-    "kernels.add_rms_norm_kernel": [(NORM, {"SIZE": 1024, "BLOCK": 1024}, {"num_warps": 4})],
     "kernels.silu_mul_kernel": [
         ({"gate_up": BF16, "out": BF16}, {"SIZE": 3072, "BLOCK": 1024}, {})
     ],

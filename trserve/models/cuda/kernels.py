@@ -47,29 +47,6 @@ def rms_norm_kernel(
 
 
 @triton.jit
-def add_rms_norm_kernel(
-    x: tl.tensor,
-    residual: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    eps: tl.tensor,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """One program a row; the norm is that of the sum as it is stored."""
-    row = tl.program_id(0).to(tl.int64) * SIZE
-    column = tl.arange(0, BLOCK)
-    real = column < SIZE
-    added = tl.load(x + row + column, mask=real, other=0.0).to(tl.float32)
-    before = tl.load(residual + row + column, mask=real, other=0.0).to(tl.float32)
-    total = (before + added).to(residual.dtype.element_ty)
-    tl.store(residual + row + column, total, mask=real)
-    scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
-    result = normed(total.to(tl.float32), scale, SIZE, eps)
-    tl.store(out + row + column, result.to(out.dtype.element_ty), mask=real)
-
-
-@triton.jit
 def silu_mul_kernel(
     gate_up: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
@@ -163,17 +140,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
     rows, size = x.shape
     block = triton.next_power_of_2(size)
     rms_norm_kernel[(rows,)](x, weight, out, eps, size, block, num_warps=_warps(block))
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
-) -> None:
-    """See :func:`trserve.models.cuda.ops.add_rms_norm`."""
-    assert x.is_contiguous() and residual.is_contiguous() and out.is_contiguous()
-    rows, size = x.shape
-    block = triton.next_power_of_2(size)
-    warps = _warps(block)
-    add_rms_norm_kernel[(rows,)](x, residual, weight, out, eps, size, block, num_warps=warps)
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:

@@ -49,27 +49,6 @@ def rms_norm(
     return out
 
 
-def add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Add ``x`` to ``residual`` [T, hidden], in place, and return the norm of the sum.
-
-    The norm is that of the sum as it is stored, so fusing changes nothing.
-    """
-    out = torch.empty_like(x) if out is None else out
-    if _by_kernel(x):
-        from trserve.models.cuda import kernels
-
-        kernels.add_rms_norm(x, residual, weight, eps, out)
-    else:
-        reference.add_rms_norm(x, residual, weight, eps, out)
-    return out
-
-
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """``silu(gate) * up`` [T, I] of [T, 2 I], gate first (Shazeer, 2020)."""
     if out is None:

@@ -27,14 +27,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
     out.copy_(_normed(x, weight, eps))
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
-) -> None:
-    """See :func:`trserve.models.cuda.ops.add_rms_norm`."""
-    residual.copy_(residual.float() + x.float())
-    out.copy_(_normed(residual, weight, eps))
-
-
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     """See :func:`trserve.models.cuda.ops.silu_mul`."""
     gate, up = gate_up.float().chunk(2, -1)
