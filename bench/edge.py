@@ -156,15 +156,14 @@ def paper_cloud(study: Study, service_s: float) -> Iterator[NetProxy]:
 async def by_paper(
     study: Study, slm: FullPrefill, cloud: NetProxy, settings: Sequence[Setting]
 ) -> list[tuple[Setting, list[Answer]]]:
-    """All of ``settings``, one question after the other over one connection."""
-    connection = await Connection.open(cloud.host, cloud.port)
+    """All of ``settings``, one question after the other."""
     slm.next(study.prompts[0])
     found = []
     for setting in track(settings, PAPER):
         method = PaperMethod(
             slm,
             study.tokenizer,
-            connection,
+            await Connection.open(cloud.host, cloud.port),
             LLM,
             lambda seen: score(seen.seed, seen.position),
             service_s=setting.service_s,
@@ -173,8 +172,8 @@ async def by_paper(
             await method.answer(prompt, number, setting.threshold, ANSWER_TOKENS, frozenset())
             for number, prompt in enumerate(study.prompts)
         ]
+        method.cloud.close()
         found.append((setting, answers))
-    connection.close()
     return found
 
 

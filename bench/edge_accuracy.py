@@ -204,7 +204,7 @@ async def _by_paper(
         )
         for number, prompt in todo:
             found[number] = await method.answer(prompt, number, threshold, MAX_TOKENS, ends)
-        connection.close()
+        method.cloud.close()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):

@@ -49,6 +49,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.head = b""
+        self._address: tuple[str, int, ssl.SSLContext | None] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._waiter: asyncio.Future[bytes] | None = None
         self._buffer = b""
@@ -62,7 +63,14 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, made = await loop.create_connection(cls, host, port, ssl=tls)
+        made._address = host, port, tls
         return made
+
+    async def again(self) -> Self:
+        """Another to the same server, and the end of this one: for one that idled too long."""
+        self.close()
+        assert self._address is not None, "a connection that was opened has an address"
+        return await self.open(*self._address)
 
     @property
     def closed(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 
 from bench.closed_loop import Until, Window
 from bench.common import Row
+from bench.suffix_cost import shares, with_suffixes
 from bench.systems import LLM_ONLY, SCHEDULED, SINGLE, Algorithm, Setup, Vector
 from bench.workloads import Workload
 from trserve.sched.algorithms import behaviour
@@ -47,15 +48,23 @@ def realised(algorithm: Algorithm, window: Window) -> tuple[float, ...] | None:
     return visits / (small + visits), min(1.0, visits / large)
 
 
-def latencies(setup: Setup) -> tuple[Latency, ...] | None:
-    """Step latencies in milliseconds of the profile's models; None without a profile."""
+def latencies(setup: Setup, values: Sequence[float] | None = None) -> tuple[Latency, ...] | None:
+    """Step latencies in milliseconds of the profile's models; None without a profile.
+
+    With the probabilities ``values`` they have what the device charges for the suffixes that
+    requests come with; without, they are the profile's alone.
+    """
     if setup.profile is None:
         return None
     from trserve.emulated.profile import load_profile
 
     profile = load_profile(setup.profile)
-    found = [profile.model(name) for name in setup.models]
-    return tuple(each.step.curve for each in found if each is not None)
+    named = [profile.model(name) for name in setup.models]
+    models = [each for each in named if each is not None]
+    written = None if values is None else shares(setup.algorithm.name, values)
+    if written is None:
+        return tuple(each.step.curve for each in models)
+    return tuple(map(with_suffixes, models, written))
 
 
 def warmed(until: Until, setup: Setup, workload: Workload, concurrency: int) -> Until:
@@ -93,20 +102,26 @@ def best(system: System, concurrency: int) -> Solution:
 
 
 def predicted(
-    name: str, setup: Setup, window: Window, vector: Vector | None = None
+    name: str,
+    setup: Setup,
+    window: Window,
+    vector: Vector | None = None,
+    *,
+    suffixes: bool = True,
 ) -> float | None:
     """Tokens/s of the system ``name`` at the realised probabilities; None where nothing is known.
 
     A server alone takes all N requests in every step. For auto it is the best T(B). Latencies are
-    the profile's, or those that the server measured meanwhile (at the width that it usually had).
+    the profile's, with what it charges for ``suffixes`` or without, or those that the server
+    measured meanwhile (at the width that it usually had).
     """
-    curves = latencies(setup) or measured_latencies(setup, window)
+    values = None if name in SINGLE else realised(setup.algorithm, window)
+    curves = latencies(setup, values if suffixes else None) or measured_latencies(setup, window)
     if curves is None:
         return None
     n = window.concurrency
     if name in SINGLE:
         return 1000 * n / interpolate(curves[SINGLE[name]], n)
-    values = realised(setup.algorithm, window)
     if values is None:
         return None
     system = system_at(setup.algorithm.name, values, curves)
@@ -138,6 +153,7 @@ def row_of(
         "batch_threshold": thresholds_of(name, window, vector),
         "tokens_per_s": window.tokens_per_s,
         "predicted_tokens_per_s": predicted(name, setup, window, vector),
+        "steps_alone_tokens_per_s": predicted(name, setup, window, vector, suffixes=False),
         "per_user_tokens_per_s": window.per_user_tokens_per_s,
         "ttft_ms": window.ttft_ms,
         "latency_s": window.latency_s,

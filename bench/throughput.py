@@ -107,7 +107,7 @@ def fixed_vector(setup: Setup, count: int, asked: str | None) -> Vector:
     """
     if asked is not None:
         return tuple(int(value) for value in names(asked))
-    curves = latencies(setup)
+    curves = latencies(setup, setup.algorithm.values)
     if curves is None:
         raise NotAvailableError("no profile to choose thresholds by; give --batch-threshold 1,3")
     return best(system_at(setup.algorithm.name, setup.algorithm.values, curves), count).vector

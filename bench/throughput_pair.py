@@ -42,6 +42,6 @@ def setup_at(p: float, profile: str = PROFILE, more: tuple[str, ...] = ()) -> Se
 
 def pair_at(p: float) -> System:
     """What the scheduling model says of it."""
-    curves = latencies(setup_at(p))
+    curves = latencies(setup_at(p), (p,))
     assert curves is not None
     return system_at("r2r", (p,), curves)

@@ -1,7 +1,8 @@
 """``bench.throughput --reproduce``: is the running system what the scheduling model says of it?
 
 Checks on emulated devices, R2R with steps of 6.0 and 27.9 ms (``a100-0.6b-32b``); predictions are
-taken at the realised P. With N held constant:
+taken at the realised P, and with what a device charges for the suffixes of rare visits
+(``suffix_cost``; ``alone`` is T(B) without). With N held constant:
 
 1. p = 0.35: measured against T(B) for N = 1, 2, 4, 8, 16 at the best B, and for every B of the
    N = 4 row; the published hardware beside. At least 97 %; the predicted best of N = 4 within
@@ -259,7 +260,7 @@ def _flatness(
 def _at_asked_p(setup: Setup, window: Window) -> float:
     """The window's tokens/s, as they would be at the asked p by the model's eager prediction."""
     now = predicted("eager", setup, window)
-    curves = latencies(setup)
+    curves = latencies(setup, setup.algorithm.values)
     assert now is not None and curves is not None
     system = system_at("r2r", setup.algorithm.values, curves)
     asked = throughput(system, window.concurrency, [(1, 1)])[0]

@@ -33,7 +33,7 @@ def sweep(
     The curve has the last model's thresholds with the others at 1, the vectors asked for and the
     predicted best; nothing asked for means all of them. Exits where no curve can be drawn.
     """
-    curves = latencies(setup)
+    curves = latencies(setup, setup.algorithm.values)
     if curves is None or not setup.algorithm.values:
         sys.exit("--sweep needs known latencies and probabilities: --device emulated --routing ...")
     system = system_at(setup.algorithm.name, setup.algorithm.values, curves)

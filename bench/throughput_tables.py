@@ -46,6 +46,7 @@ _SHORT: Final = {
     "batch_threshold": "B",
     "tokens_per_s": "tok/s",
     "predicted_tokens_per_s": "pred.",
+    "steps_alone_tokens_per_s": "alone",
     "ratio": "ratio",
     "published_ratio": "publ.",
     "per_user_tokens_per_s": "/user",
