@@ -27,8 +27,9 @@ from bench.http_client import Connection, encode
 from trserve.gateway.tokenizer import Tokenizer
 
 CALL_TIMEOUT_S: Final = 60.0
-IDLE_S: Final = 30.0
-"""A connection that was of no use for so long may have been closed; servers wait 75 s or less."""
+IDLE_S: Final = 5.0
+"""A connection that was of no use for so long may have been closed: trserve waits 15 s for the head
+of the first request."""
 
 _COMPLETIONS: Final = "/v1/completions"
 
