@@ -27,7 +27,8 @@ class HostsConfig:
     link: str = option(
         LINKS[0],
         "What carries tokens between models: auto takes the fastest that this machine has "
-        "(`trserve doctor` shows it); tcp is for models at other hosts (NAME@HOST:PORT).",
+        "(`trserve doctor` shows it). Models at other hosts (NAME@HOST:PORT) have tcp; with nccl, "
+        "given on both sides, token ids go between the hosts by NCCL, not encrypted.",
         choices=LINKS,
     )
     executor: str = option(

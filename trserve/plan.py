@@ -14,6 +14,7 @@ import msgspec
 from trserve.config import LaunchConfig
 from trserve.config_hosts import LINKS
 from trserve.edge.curve import read_server_keys
+from trserve.edge.nccl_opening import check_nccl
 from trserve.edge.onnx.placement import as_rows, without_exports
 from trserve.edge.remote_models import ask_hosts
 from trserve.emulated.placement import place
@@ -164,6 +165,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
     tokenizer = Tokenizer.load(models[0].tokenizer_path)
     maps = token_maps(tokenizer, models)
     planned = plan_members(config, members) if device == GPU_DEVICE else None
+    check_nccl(config.hosts.link, places, planned.gpu_plan if planned is not None else None)
     plans = plan_models(config, members, facts, maps, planned)
     if profile is not None:
         plans = [msgspec.structs.replace(each, active_parameters=0) for each in plans]

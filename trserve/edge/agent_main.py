@@ -11,7 +11,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,7 @@ from trserve.edge.cloud import Cloud
 from trserve.edge.curve import read_client_keys
 from trserve.edge.greeting import Hello, describe
 from trserve.edge.link_counts import LinkCounts
+from trserve.edge.nccl_opening import open_nccl
 from trserve.edge.reachability import Reachability
 from trserve.edge.tcp_cloud import TcpCloud
 from trserve.edge.wire import Limits
@@ -56,6 +57,8 @@ _COUNTS: Final = {
     "answers": "link_answers",
     "answer_bytes": "link_answer_bytes",
     "round_trip_us": "link_round_trip_us",
+    "nccl_handoffs": "link_nccl_handoffs",
+    "nccl_answers": "link_nccl_answers",
 }
 """Words of the agent by what its link counts."""
 
@@ -101,16 +104,24 @@ class AgentLoop:
 
     def run(self) -> None:
         """Serve until stopped."""
-        self._agent.begin()
-        while True:
-            events = self._poller.poll(self._agent.due_s(time.monotonic()))
-            if self._launcher_fd in {fd for fd, _ in events}:
-                log.error("the launcher ended; so does this link agent")
-                return
-            if not self._heed():
-                return
-            self._agent.turn(time.monotonic())
-            self._note()
+        try:
+            self._agent.begin()
+            while self._turn(self._poller.poll(self._agent.due_s(time.monotonic()))):
+                pass
+        finally:
+            if isinstance(self._cloud, TcpCloud):  # a call by HTTP may take long to end
+                self._cloud.close()
+
+    def _turn(self, events: Sequence[tuple[int, int]]) -> bool:
+        """One iteration; False once the loop is to end."""
+        if self._launcher_fd in {fd for fd, _ in events}:
+            log.error("the launcher ended; so does this link agent")
+            return False
+        if not self._heed():
+            return False
+        self._agent.turn(time.monotonic())
+        self._note()
+        return True
 
     def _heed(self) -> bool:
         """Take in what the launcher says; False once the agent is to end."""
@@ -185,7 +196,12 @@ def create_cloud(arguments: ChildArguments, plan: ServerPlan) -> Cloud:
         max_model_len=model.max_model_len,
     )
     limits = Limits(plan.row_tokens, plan.tokenizer_size, len(plan.models))
-    return TcpCloud(model.remote, read_client_keys(plan.edge_keys), hello, limits, values)
+    keys = read_client_keys(plan.edge_keys)
+    if (side := open_nccl(plan)) is None:
+        return TcpCloud(model.remote, keys, hello, limits, values)
+    from trserve.edge.nccl_cloud import NcclCloud
+
+    return NcclCloud(model.remote, keys, hello, limits, side, values)
 
 
 def reach_first(cloud: Cloud, policy: str) -> None:

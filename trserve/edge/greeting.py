@@ -59,20 +59,27 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """Of whoever dials.
 
     ``instance`` tells a server from every other, and survives its agent; ``model`` is the index of
-    the model that it wants, whose rows it lets grow to ``max_model_len``.
+    the model that it wants, whose rows it lets grow to ``max_model_len``; ``nccl`` what could carry
+    ids beside the connection, empty for nothing.
     """
 
     side: Side
     instance: bytes
     model: int
     max_model_len: int
+    nccl: str = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Of whoever listens; sessions of another ``instance`` are gone."""
+    """Of whoever listens; sessions of another ``instance`` are gone.
+
+    ``nccl`` is the hello's if that will carry ids; else it is empty and ``no_nccl`` says why.
+    """
 
     instance: bytes
     facts: RemoteFacts
+    nccl: str = ""
+    no_nccl: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ class LinkCounts:
 
     ``handoffs`` and ``answers`` count frames, ``contacts`` those handoffs that carried a request's
     parameters and prompt; ``bad_frames`` what was no frame, ``needs`` how often the other side had
-    to ask for tokens that it no longer had.
+    to ask for tokens that it no longer had. ``nccl_handoffs`` and ``nccl_answers`` are those whose
+    ids went by NCCL; they count among the bytes of their frames.
     """
 
     handoffs: int = 0
@@ -23,6 +24,8 @@ class LinkCounts:
     needs: int = 0
     bad_frames: int = 0
     round_trip_us: int = 0
+    nccl_handoffs: int = 0
+    nccl_answers: int = 0
 
     def was_sent(self, size: int, *, contact: bool) -> None:
         """One more handoff of ``size`` bytes; ``contact``: with parameters and prompt."""

@@ -193,12 +193,15 @@ class Port:
             self._part(other)
         peer.route, peer.heard_at, peer.status = received.route, now, None
         self._by_route[received.route] = peer
-        facts = self._facts[hello.model]
-        assert facts is not None
-        welcome = greeting.Welcome(instance=self._instance, facts=facts)
+        welcome = self._welcome(peer, hello)
         self._say(received.route, greeting.encode(FrameType.WELCOME, welcome))
         log.info("%s is connected, for the model %s", name, self._side.models[hello.model])
         self._tell_status(peer)
+
+    def _welcome(self, peer: Peer, hello: greeting.Hello) -> greeting.Welcome:
+        facts = self._facts[peer.model]
+        assert facts is not None
+        return greeting.Welcome(instance=self._instance, facts=facts)
 
     def _check_protocol(self, received: Received) -> None:
         """Another version's greeting may look like nothing that this one knows."""
@@ -238,6 +241,9 @@ class Port:
             self._bad[received.user] = 0
             if (peer := self._by_route.pop(received.route, None)) is not None:
                 peer.route = b""
+
+    def close(self) -> None:
+        """Nothing is sent any more; what is open is the listener's."""
 
     # -- from time to time -------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from trserve.edge.curve import read_server_keys
 from trserve.edge.facts import RemoteFacts
 from trserve.edge.greeting import describe
 from trserve.edge.listener import Listener
+from trserve.edge.nccl_opening import open_nccl
+from trserve.edge.nccl_port import NcclPort
 from trserve.edge.port import Port
 from trserve.edge.port_sessions import PortSessions
 from trserve.edge.port_slots import PortSlots
@@ -60,14 +62,10 @@ class PortLoop:
         self._flush = outbox.flush
         slots = PortSlots(slab, outbox, plan.port_slots, mine)
         self._slots = slots
-        self._port = Port(
-            listener,
-            describe(plan, plan.link_heartbeat_s),
-            facts_of(plan),
-            limits_of(plan),
-            self._status,
-            os.urandom(16),
-        )
+        said = (describe(plan, plan.link_heartbeat_s), facts_of(plan), limits_of(plan))
+        given = (listener, *said, self._status, os.urandom(16))
+        nccl = open_nccl(plan)
+        self._port = Port(*given) if nccl is None else NcclPort(*given, nccl)
         self._sessions = PortSessions(
             slab,
             slots,
@@ -84,7 +82,8 @@ class PortLoop:
         # As a worker's: a bell is never read, and a poll says once that it rang.
         for each in mine:
             self._poller.register(arguments.bells[each], select.EPOLLIN | select.EPOLLET)
-        for fd in (listener.fd, control.fd, arguments.launcher_fd):
+        others = () if nccl is None else (nccl.fd,)
+        for fd in (listener.fd, control.fd, arguments.launcher_fd, *others):
             self._poller.register(fd, select.EPOLLIN)
         for each in mine:
             slab.workers[each].set("reach", Reach.ELSEWHERE)
@@ -93,8 +92,11 @@ class PortLoop:
         """Serve until stopped."""
         self._strays.rescan()
         self._flush()
-        while self.turn(self._poller.poll(self._timeout_s())):
-            pass
+        try:
+            while self.turn(self._poller.poll(self._timeout_s())):
+                pass
+        finally:
+            self._port.close()
 
     def _timeout_s(self) -> float:
         if self._listener.has_more:

@@ -32,6 +32,10 @@ class FrameType(IntEnum):
     ANSWER = 11
     NEED = 12
     STATUS = 13
+    NCCL_OFFER = 14
+    NCCL_GRANT = 15
+    NCCL_PARTED = 16
+    NCCL_FAULT = 17
 
 
 class FrameError(ValueError):

@@ -69,6 +69,8 @@ WORKER_WORDS: Final = (
     "link_answer_bytes",
     "link_dropped",
     "link_round_trip_us",
+    "link_nccl_handoffs",
+    "link_nccl_answers",
 )
 """Words of a worker's header lines, each with one writer (``status``: launcher; others: worker, or
 the launcher for one that was reaped).

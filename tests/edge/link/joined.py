@@ -24,6 +24,9 @@ from trserve.edge.curve import ClientKeys, KeyPair
 from trserve.edge.facts import RemoteFacts
 from trserve.edge.greeting import Hello, Side
 from trserve.edge.listener import Received
+from trserve.edge.nccl_cloud import NcclCloud
+from trserve.edge.nccl_port import NcclPort
+from trserve.edge.nccl_side import NcclSide
 from trserve.edge.port import Port
 from trserve.edge.port_sessions import PortSessions
 from trserve.edge.port_slots import PortSlots
@@ -145,8 +148,16 @@ class FakeConnection:
 class Home:
     """Worker 0 and the link agent for model 1."""
 
-    def __init__(self, world: World, network: Network, policy: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        policy: str,
+        timeout_s: float,
+        nccl: NcclSide | None = None,
+    ) -> None:
         self.world = world
+        self.nccl = nccl
         self.network = network
         self.policy = policy
         self.timeout_s = timeout_s
@@ -162,7 +173,10 @@ class Home:
         limits = Limits(slab.layout.row_tokens, VOCAB, 2)
         hello = Hello(side=side(), instance=b"home", model=1, max_model_len=limits.row_tokens)
         keys = ClientKeys(KeyPair(b"", b""), b"")
-        self.cloud = TcpCloud("far:1", keys, hello, limits)
+        if self.nccl is None:
+            self.cloud = TcpCloud("far:1", keys, hello, limits)
+        else:
+            self.cloud = NcclCloud("far:1", keys, hello, limits, self.nccl)
         self.cloud._random.uniform = lambda a, b: 1.0  # type: ignore[method-assign]
         self.table = AgentTable(slab, outbox, 1, [1], VOCAB, TallyWriter(slab, 1))
         self.reach = Reachability(
@@ -201,8 +215,11 @@ class Home:
 class Far:
     """The edge port for model 0, and worker 1."""
 
-    def __init__(self, world: World, network: Network, share: range) -> None:
+    def __init__(
+        self, world: World, network: Network, share: range, nccl: NcclSide | None = None
+    ) -> None:
         self.world = world
+        self.nccl = nccl
         self.network = network
         self.share = share
         self.starts = 0
@@ -220,14 +237,15 @@ class Far:
         limits = Limits(slab.layout.row_tokens, VOCAB, 2)
         facts = [None, RemoteFacts(max_model_len=slab.layout.row_tokens)]
         self.status = ""
-        self.port = Port(
-            self.network,  # type: ignore[arg-type]
+        given: Any = (
+            self.network,
             side(models=["edge", "llm"]),
             facts,
             limits,
             lambda model: self.status,
             b"far%d" % self.starts,
         )
+        self.port = Port(*given) if self.nccl is None else NcclPort(*given, self.nccl)
         self.sessions = PortSessions(slab, self.slots, self.port.send, vocabulary=VOCAB)
         self.sessions.is_here = self.port.is_here
         self.port.sessions = self.sessions
@@ -296,6 +314,7 @@ def joined(
     slots: int = 4,
     edge_slots: int = 4,
     row_tokens: int = 64,
+    nccl: tuple[NcclSide | None, NcclSide | None] = (None, None),
     **settings: Any,
 ) -> Iterator[Joined]:
     network = Network()
@@ -306,8 +325,8 @@ def joined(
         memory(slots=slots, row_tokens=row_tokens) as near,
         memory(slots=slots + edge_slots, row_tokens=row_tokens) as distant,
     ):
-        far = Far(World(distant, **settings), network, range(slots, slots + edge_slots))
-        home = Home(World(near, **settings), network, policy, timeout_s)
+        far = Far(World(distant, **settings), network, range(slots, slots + edge_slots), nccl[1])
+        home = Home(World(near, **settings), network, policy, timeout_s, nccl[0])
         try:
             yield Joined(home, far, network)
         finally:
