@@ -89,6 +89,7 @@ class NcclCloud(TcpCloud):
 
     def _hang_up(self) -> None:
         if self._exchange is not None:
+            self._count(self._exchange)
             self._exchange.close()
             self._exchange = None
         super()._hang_up()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import FULL
-from tests.edge.link.joined import Joined, joined
+from tests.edge.link.joined import USER, Joined, joined
 from tests.edge.link.test_frames import answers, handoffs
 from tests.edge.link.test_joined import ROUTER, check, submit_all
 from tests.ipc.device.emulated_communicator import (
@@ -26,6 +26,7 @@ from tests.ipc.device.emulated_communicator import (
     EmulatedCommunicators,
 )
 from trserve.edge import frames, nccl_cloud, nccl_frames
+from trserve.edge.listener import Received
 from trserve.edge.nccl_cloud import NcclCloud
 from trserve.edge.nccl_exchange import Exchange
 from trserve.edge.nccl_port import NcclPort
@@ -98,8 +99,10 @@ def hosts(*, timeout_s: float = PATIENCE_S, **given: Any) -> Iterator[Hosts]:
         assert not any(early), "sent before the receive was posted"
 
 
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "nccl-hosts"]
+def threads(exchanges: list[Exchange]) -> list[threading.Thread]:
+    """Of these alone: those of connections that ended before they were up may sit in a join."""
+    found = [d._thread for each in exchanges for d in (each._sending, each._receiving)]
+    return [thread for thread in found if thread is not None]
 
 
 def test_ids_travel_by_nccl_and_tokens_are_those_without() -> None:
@@ -161,7 +164,8 @@ def test_a_connection_that_is_lost_amid_a_transfer_leaves_no_thread() -> None:
         h.stall(1)
         slots = submit_all(h.j, 2)
         h.until(lambda: any(file.words[PARTIAL] > 1 for file in h.made.files))
-        before = threads()
+        before = threads(h.exchanges)
+        assert len(before) == 4
         h.j.network.cut()
         h.j.turns(3)
         for thread in before:
@@ -178,7 +182,7 @@ def test_closing_ends_the_threads_within_a_bound() -> None:
         h.stall(1)
         submit_all(h.j, 2)
         h.until(lambda: any(file.words[PARTIAL] > 1 for file in h.made.files))
-        mine, began = threads(), time.monotonic()
+        mine, began = threads(h.exchanges), time.monotonic()
         for exchange in h.exchanges:
             exchange.close(1.0)
         assert time.monotonic() - began < 3.0
@@ -344,6 +348,40 @@ def test_the_next_message_may_be_announced_before_the_last_is_taken() -> None:
         exchange._receiving._whole = nccl_frames.whole(parted, message)
         exchange.collect(lambda frame: True, note)
         assert seen == wanted
+
+
+@EXAMPLES
+@given(st.lists(st.tuples(st.integers(14, 17), st.binary(max_size=140)), max_size=8), st.data())
+def test_frames_of_its_own_that_are_none_change_nothing(
+    given: list[tuple[int, bytes]], data: st.DataObject
+) -> None:
+    with hosts(timeout_s=TIMEOUT_S) as h:
+        h.come_up()
+        slots = submit_all(h.j, 2, limit=30)
+        for kind, body in given:
+            h.j.turns(data.draw(st.integers(0, 5)))
+            for route, connection in h.j.network.open.items():
+                if data.draw(st.booleans()):
+                    connection.inbox.append(bytes([kind]) + body)
+                else:
+                    h.j.network.to_port.append(Received(route, USER, bytes([kind]) + body))
+        h.run(*slots)
+        check(h.j, slots, limit=30)
+        h.j.check_nothing_held()
+
+
+def test_an_announcement_without_a_message_ends_the_connection_alone() -> None:
+    with hosts(timeout_s=TIMEOUT_S) as h:
+        h.come_up()
+        parts = nccl_frames.part(1, handoff(1, 1))
+        assert parts is not None
+        (route,) = h.j.network.open
+        h.j.network.to_port.append(Received(route, USER, parts[0]))
+        dialled = h.j.network.dialled
+        h.until(lambda: h.j.network.dialled > dialled)
+        slots = submit_all(h.j, 2)
+        h.run(*slots)
+        check(h.j, slots)
 
 
 # -- frames --------------------------------------------------------------------------------------
