@@ -148,7 +148,9 @@ def test_soak_between_two_processes_and_a_killed_producer(full):
             else:
                 assert (seen["received"], seen["wrong"]) == (total, 0)
                 sender.kill()
-            assert seen["wrong"] == 0 < seen["taken"]
+            assert seen["wrong"] == 0
+            # The one that is killed may not have come to a message, on cores that are busy.
+            assert kill or seen["taken"] > 0
         medium.close()
         assert all(file.words[EARLY_SENDS] == 0 for file in made.files)
 

@@ -128,13 +128,15 @@ class Watchdog:
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
+        self._lock = threading.Lock()  # of those who add; what is looked through is never changed
         self._guarded: list[Guarded] = []
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="link-watchdog", daemon=True).start()
 
     def add(self, guarded: Guarded) -> None:
-        """Look after one more, and no longer after those that are over."""
-        self._guarded = [*(g for g in self._guarded if not g.is_aborted), guarded]
+        """Look after one more, and no longer after those that are over; from any thread."""
+        with self._lock:
+            self._guarded = [*(g for g in self._guarded if not g.is_aborted), guarded]
 
     def close(self) -> None:
         """End the thread."""
