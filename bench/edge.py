@@ -243,6 +243,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--jitter-ms", type=float, default=0.0)
     made.add_argument("--stall-chance", type=float, default=0.0)
     made.add_argument("--no-accuracy", action="store_true", help="leave the second table out")
+    made.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="measure nothing; one table of what was measured in parts, as --json kept it",
+    )
     args = made.parse_args(argv)
     args.weather = Weather(args.delay_ms, args.jitter_ms, args.stall_chance)
     if problem := args.weather.problem():
@@ -268,9 +275,37 @@ def announce(study: Study, args: argparse.Namespace, settings: Sequence[Setting]
     print(f"{text}, the second table aside", file=sys.stderr, flush=True)
 
 
+def merge(args: argparse.Namespace) -> None:
+    """The rows of several runs as of one; each keeps its ratios, and says which ``run`` it is of."""
+    parts = [json.loads(file.read_bytes()) for file in args.merge]
+    rows = [
+        row | {"run": " ".join(part["command"][2:])} for part in parts for row in part["results"]
+    ]
+    rows.sort(key=_place)
+    report("edge", args, rows, f"{len(parts)} runs", plot, shown)
+    print_table("Judged", verdicts([row for row in rows if "service_s" in row]))
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    """Timed rows by service time, method and threshold; those with accuracies after them."""
+    if "service_s" not in row:
+        return (1,)
+    return (
+        0,
+        row["service_s"],
+        row["method"],
+        row["threshold"],
+        row["slm_dtype"],
+        row["visit_tokens"],
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, judge, report."""
     args = _arguments(argv)
+    if args.merge:
+        merge(args)
+        return
     settings = settings_of(args)
     with tempfile.TemporaryDirectory(prefix="trs-edge-") as folder:
         study = Study(args, Path(folder))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.edge import _arguments, estimated_s, settings_of
+from bench.edge import _arguments, estimated_s, main, settings_of
 from bench.edge_measured import Answer, means
 from bench.edge_paper import FullPrefill, PaperMethod, Seen
 from bench.edge_scores import ANSWER_TOKENS, THRESHOLDS, EmulatedConfidence, score, share_below
@@ -213,6 +213,28 @@ def test_what_is_judged(total_s: float, size: int, ok: bool) -> None:
     assert rows[0]["published_total_s"] == 40.1
     interface = ("method", "threshold", "ttft_ms", "tbt_ms", "routed_tokens", "total_s")
     assert {*interface, "accuracy", "bytes_per_handoff", "cost"} <= set(rows[1])
+
+
+def test_parts_are_merged_into_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for number, total_s in enumerate((7.0, 5.0)):
+        rows = [each | {"service_s": 0.9 * (1 - number)} for each in rows_of(total_s, 150)]
+        files.append(tmp_path / f"{number}.json")
+        command = ["python", "-m", "bench.edge", "--part", str(number)]
+        files[-1].write_text(json.dumps({"command": command, "results": rows}))
+    merged = tmp_path / "merged.json"
+    main(["--merge", *map(str, files), "--json", str(merged)])
+    results = json.loads(merged.read_text())["results"]
+    assert [(each["service_s"], each["method"]) for each in results] == [
+        (0.0, PAPER),
+        (0.0, TRSERVE),
+        (0.9, PAPER),
+        (0.9, TRSERVE),
+    ]
+    assert results[1]["times_faster"] == 6.0 and results[1]["run"] == "bench.edge --part 1"
+    assert "2 runs" in capsys.readouterr().out
 
 
 def test_settings_cover_every_threshold_and_the_longer_visit() -> None:
