@@ -276,7 +276,7 @@ def announce(study: Study, args: argparse.Namespace, settings: Sequence[Setting]
 
 
 def merge(args: argparse.Namespace) -> None:
-    """The rows of several runs as of one; each keeps its ratios, and says which ``run`` it is of."""
+    """Rows of several runs as of one; each keeps its ratios, and says of which ``run`` it is."""
     parts = [json.loads(file.read_bytes()) for file in args.merge]
     rows = [
         row | {"run": " ".join(part["command"][2:])} for part in parts for row in part["results"]
