@@ -55,7 +55,7 @@ class _Versioned(msgspec.Struct):
     side: _AnySide
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True):
+class Hello(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of whoever dials.
 
     ``instance`` tells a server from every other, and survives its agent; ``model`` is the index of
@@ -70,7 +70,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     nccl: str = ""
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of whoever listens; sessions of another ``instance`` are gone.
 
     ``nccl`` is the hello's if that will carry ids; else it is empty and ``no_nccl`` says why.

@@ -202,7 +202,9 @@ class Receiving(_Direction):
 
     def take(self) -> bytes | None:
         """The frame that was expected, if it is whole."""
-        found, self._whole = self._whole, None
+        found = self._whole
+        if found is not None:  # else the thread may put one there this moment
+            self._whole = None
         return found
 
     def _say(self, frame: bytes) -> None:

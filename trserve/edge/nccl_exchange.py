@@ -163,7 +163,6 @@ class Exchange:
             for frame in (found, *self._release()):
                 handle(frame)
             self._passing = False
-            return
         if receiving_is_over:
             self._ended(self._receiving.failure, lost=bool(self._sessions))
         if self._sending.is_over:

@@ -7,6 +7,7 @@ communicators and no sessions.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -65,11 +66,15 @@ class NcclPort(Port):
 
     def close(self) -> None:
         """Abort what is under way; threads have a moment to end."""
+        exchanges = tuple(self._exchanges.values())
         for key in tuple(self._exchanges):
-            self._close(key, CLOSE_S)
+            self._close(key)
+        deadline = time.monotonic() + CLOSE_S  # of all, as each may sit in a join
+        for exchange in exchanges:
+            exchange.close(max(0.0, deadline - time.monotonic()))
 
     def _take_whole(self, peer: Peer, exchange: Exchange, now: float, frame: bytes) -> None:
-        if self._exchanges.get(peer.key) is not exchange:
+        if self._exchanges.get(peer.key) is not exchange or not peer.route:
             return  # the connection ended meanwhile, and what came by it is sent again
         received = Received(peer.route, peer.user, frame)
         try:
@@ -77,10 +82,10 @@ class NcclPort(Port):
         except FrameError as error:
             self._on_bad(received, str(error), now)
 
-    def _close(self, key: bytes, wait_s: float = 0.0) -> None:
+    def _close(self, key: bytes) -> None:
         exchange = self._exchanges.pop(key, None)
         if exchange is not None:
-            exchange.close(wait_s)
+            exchange.close()
 
     def _part(self, peer: Peer) -> None:
         self._close(peer.key)

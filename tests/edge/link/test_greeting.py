@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.edge.link.joined import side
 from trserve.edge import greeting
 from trserve.edge.facts import RemoteFacts
-from trserve.edge.greeting import Ask, Hello, canonical, mismatch
+from trserve.edge.greeting import Ask, Hello, Welcome, canonical, mismatch
 from trserve.edge.wire import FrameError, FrameType
 
 OWN = side(models=["edge", "Qwen3-32B"])
@@ -66,6 +67,15 @@ def test_greetings_travel_and_what_is_none_is_refused() -> None:
     many = hello(models=[str(n) for n in range(65)])
     with pytest.raises(FrameError, match="too many models"):
         greeting.decode(greeting.encode(FrameType.HELLO, many), Hello)
+
+
+def test_greetings_without_nccl_are_those_of_before() -> None:
+    welcome = Welcome(instance=b"i", facts=RemoteFacts(max_model_len=100))
+    for kind, content in ((FrameType.HELLO, hello()), (FrameType.WELCOME, welcome)):
+        frame = greeting.encode(kind, content)
+        said = msgspec.msgpack.decode(frame[1:])
+        assert not {"nccl", "no_nccl"} & set(said)
+        assert greeting.decode(frame, type(content)) == content
 
 
 def test_files_are_compared_by_what_is_in_them(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.ipc.device.emulated_communicator import (
     STALL,
     EmulatedCommunicators,
 )
-from trserve.edge import frames, nccl_cloud, nccl_frames
+from trserve.edge import frames, nccl_cloud, nccl_frames, nccl_port
 from trserve.edge.listener import Received
 from trserve.edge.nccl_cloud import NcclCloud
 from trserve.edge.nccl_exchange import Exchange
@@ -348,6 +348,53 @@ def test_the_next_message_may_be_announced_before_the_last_is_taken() -> None:
         exchange._receiving._whole = nccl_frames.whole(parted, message)
         exchange.collect(lambda frame: True, note)
         assert seen == wanted
+
+
+def test_a_failure_beside_a_frame_that_became_whole_is_noticed_at_once() -> None:
+    """The ring that told of both is silenced already."""
+    api = CpuDevice()
+    exchange = Exchange.open(NcclSide(api, EmulatedCommunicators(api), name="emulated nccl"), "x")
+    parts = nccl_frames.part(1, handoff(7, 1))
+    assert exchange is not None and parts is not None
+    exchange._receiving._thread = threading.current_thread()  # as if begun
+    assert exchange.takes(FrameType.NCCL_PARTED, parts[0])
+    exchange._receiving._whole = whole = nccl_frames.whole(
+        nccl_frames.decode_parted(parts[0]), parts[1]
+    )
+    exchange._sending._message, exchange._sending.is_over = parts[1], True
+    seen: list[bytes] = []
+    exchange.collect(lambda frame: True, seen.append)
+    assert seen == [whole] and exchange.failure
+
+
+class Stuck:
+    """An exchange whose threads sit in a join."""
+
+    waited_s = 0.0
+
+    def close(self, wait_s: float = 0.0) -> None:
+        time.sleep(wait_s)
+        Stuck.waited_s += wait_s
+
+
+def test_closing_a_port_has_one_bound_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_port, "CLOSE_S", 0.02)
+    with hosts() as h:
+        stuck: Any = {b"%d" % n: Stuck() for n in range(8)}
+        h.port._exchanges.update(stuck)
+        h.port.close()
+        assert 0 < Stuck.waited_s <= 0.02 and not h.port._exchanges
+
+
+def test_what_waited_for_a_peer_that_was_cut_off_is_nobodys_fault() -> None:
+    with hosts() as h:
+        h.come_up()
+        ((key, exchange),) = h.port._exchanges.items()
+        peer = h.port._peers[key]
+        h.port._by_route.pop(peer.route)
+        peer.route = b""
+        h.port._take_whole(peer, exchange, h.j.now, b"\xff")
+        assert h.port.bad_frames == 0
 
 
 @EXAMPLES
