@@ -9,6 +9,7 @@ dialled dials again, and both go on from what was acknowledged. Knows no sockets
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +22,9 @@ from trserve.edge.wire import FrameError, FrameType
 log = logging.getLogger(__name__)
 MAX_HELD: Final = 256
 """Frames of one session that wait for one whose ids are under way."""
+
+OVERDUE: Final = 2
+"""Timeouts of a message after which an announced one is given up, though nobody aborted it."""
 
 CLOSE_S: Final = 1.0
 KINDS: Final = (FrameType.NCCL_OFFER, FrameType.NCCL_GRANT, FrameType.NCCL_PARTED)
@@ -47,6 +51,7 @@ class Exchange:
         self._number = self._announced = 0
         self._sessions: list[int | None] = []  # whose ids are awaited, and those that come next
         self._held: list[bytes | Parted] = []
+        self._overdue_at = 0.0
         self._said = ""
         self._passing = False
 
@@ -123,8 +128,12 @@ class Exchange:
         if self._sessions:  # the last one's end is known to the other side already
             self._hold(parted)
         else:
-            self._receiving.expect(parted)
+            self._expect(parted)
         self._sessions.append(nccl_frames.session_of(parted.rest))
+
+    def _expect(self, parted: Parted) -> None:
+        self._overdue_at = time.monotonic() + OVERDUE * self._side.timeout_s
+        self._receiving.expect(parted)
 
     def _hold(self, frame: bytes | Parted) -> None:
         if len(self._held) >= MAX_HELD:
@@ -140,7 +149,7 @@ class Exchange:
         expected = False
         for frame in held:
             if isinstance(frame, Parted):
-                self._receiving.expect(frame)
+                self._expect(frame)
                 expected = True
             elif expected and nccl_frames.session_of(frame) in self._sessions:
                 self._held.append(frame)
@@ -165,6 +174,9 @@ class Exchange:
             self._passing = False
         if receiving_is_over:
             self._ended(self._receiving.failure, lost=bool(self._sessions))
+        if self._sessions and time.monotonic() > self._overdue_at:
+            # An abort that blocks within the library holds up the watchdog, but not this.
+            self._ended("an announced message is overdue", lost=True)
         if self._sending.is_over:
             self._ended(self._sending.failure, lost=self._sending.is_busy)
         if self.is_up and not self._said:

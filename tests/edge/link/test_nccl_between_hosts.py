@@ -367,6 +367,21 @@ def test_a_failure_beside_a_frame_that_became_whole_is_noticed_at_once() -> None
     assert seen == [whole] and exchange.failure
 
 
+def test_a_message_that_nobody_aborts_is_given_up_all_the_same() -> None:
+    """As where a direction still joins, or the watchdog is stuck within an abort."""
+    api = CpuDevice()
+    side = NcclSide(api, EmulatedCommunicators(api), name="emulated nccl", timeout_s=0.01)
+    exchange, parts = Exchange.open(side, "x"), nccl_frames.part(1, handoff(7, 1))
+    assert exchange is not None and parts is not None
+    exchange._receiving._thread = threading.current_thread()  # as if begun
+    assert exchange.takes(FrameType.NCCL_PARTED, parts[0])
+    exchange.collect(lambda frame: True, lambda frame: None)
+    assert not exchange.failure
+    time.sleep(0.03)
+    exchange.collect(lambda frame: True, lambda frame: None)
+    assert "overdue" in exchange.failure
+
+
 class Stuck:
     """An exchange whose threads sit in a join."""
 

@@ -194,6 +194,21 @@ def test_the_watchdog_aborts_what_takes_too_long_or_has_no_peer(settings):
     watchdog.close()
 
 
+def test_an_abort_that_fails_leaves_the_watchdog_to_the_others(caplog):
+    def fails():
+        raise RuntimeError("unhandled system error")
+
+    (bad, first), (good, second) = (guarded(timeout_s=0.02) for _ in range(2))
+    bad.abort = fails
+    watchdog = Watchdog(0.01)
+    for guard in (first, second):
+        watchdog.add(guard)
+    assert first.run(lambda: None) is False
+    assert second.run(lambda: None) is False
+    assert good.aborts == 1 and "could not be aborted" in caplog.text
+    watchdog.close()
+
+
 def test_an_operation_that_nobody_is_ready_for_is_never_started():
     made, guard = guarded(timeout_s=0.02)
     watchdog = Watchdog(0.01)

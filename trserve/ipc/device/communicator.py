@@ -9,11 +9,13 @@ by nothing that the operation itself says. Knows no slots and no CUDA.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+log = logging.getLogger(__name__)
 MESSAGE_BYTES: Final = 4096
 """Every message has this size, so that counts always match."""
 
@@ -145,4 +147,7 @@ class Watchdog:
     def _run(self) -> None:
         while not self._closed.wait(self._interval_s):
             for guarded in self._guarded:
-                guarded.watch()
+                try:
+                    guarded.watch()
+                except Exception:  # the library's; it has the flag, and the others need this thread
+                    log.exception("a communicator could not be aborted")
