@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Final
 
@@ -30,7 +31,7 @@ class TransferError(Exception):
     """A message did not arrive; says why."""
 
 
-class _Direction:
+class _Direction(ABC):
     """A thread that joins a communicator, warms it up and then works when it is woken.
 
     Attributes:
@@ -98,16 +99,17 @@ class _Direction:
     def _is_open(self) -> bool:
         return not self._closed
 
+    @abstractmethod
     def _connect(self) -> Guarded:
-        raise NotImplementedError
+        """Join, which may take as long as the other side does."""
 
+    @abstractmethod
     def _warm_up(self, guarded: Guarded) -> None:
         """The first message takes most of a second: one for nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _work(self, guarded: Guarded) -> None:
         """Move what there is to move. TransferError if it did not arrive."""
-        raise NotImplementedError
 
 
 class Sending(_Direction):
