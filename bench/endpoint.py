@@ -157,6 +157,8 @@ class MetricsProbe:
 
     async def read(self) -> Counts:
         """The totals, at the middle of the time that the scrape took."""
+        if self._connection.closed:  # a server closes one that sends nothing during a warm-up
+            self._connection = await self._connection.again()
         asked = time.perf_counter()
         text = await self._connection.exchange(encode("GET", "/metrics"), SCRAPE_TIMEOUT_S)
         return counts_of(text, self._models, (asked + time.perf_counter()) / 2)
