@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trserve.edge.frames import Contact, Handoff
-from trserve.gateway.slots import Slot
+from trserve.edge.port_slots import Opening
+from trserve.gateway.slots import Slot, pages_of
 from trserve.params import RequestParams
 
 Key = tuple[bytes, int]
@@ -40,3 +44,21 @@ class Session:
     pending: Handoff | None = None
     began_ns: int = field(default_factory=time.monotonic_ns)
     used_s: float = 0.0
+
+    def opening(self, handoff: Handoff, row: NDArray[np.int32]) -> Opening:
+        """What its slot begins as; ``row``: int32, all of its tokens with those of ``handoff``."""
+        contact, params = self.contact, self.params
+        return Opening(
+            row=row,
+            prompt_len=contact.prompt_len,
+            limit=contact.limit,
+            blob=contact.blob,
+            pages=pages_of(params, contact.prompt_len, contact.limit),
+            left=handoff.left,
+            owner=self.model,
+            hop=handoff.hop,
+            extras=handoff.extras,
+            empty=handoff.empty,
+            # Whoever had it first has scored the prompt.
+            scored=handoff.hop > 0,
+        )

@@ -15,15 +15,14 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from trserve.edge.frames import Handoff, Need, encode_answer, encode_need
 from trserve.edge.params_check import complaint, without_unknown_ends
 from trserve.edge.port_answers import answer_of, refusal
 from trserve.edge.port_session import Key, Session
-from trserve.edge.port_slots import Opening, PortSlots
+from trserve.edge.port_slots import PortSlots
 from trserve.edge.wire import FrameError
-from trserve.gateway.slots import Slot, pages_of
+from trserve.gateway.slots import Slot
 from trserve.ipc.baton import SlotState, unpack
 from trserve.ipc.fence import load_fence
 from trserve.ipc.layout import PARAMS_BYTES
@@ -101,6 +100,10 @@ class PortSessions:
         key, end = (peer, handoff.session), handoff.start + len(handoff.ids)
         self._settle(key)
         self._unsettled.add(key)
+        if key not in self._sessions and not self._has_room():
+            log.error("a request of another host ends: %d others are under way", MAX_SESSIONS)
+            self._send(peer, encode_answer(refusal(handoff.session, handoff.hop, end)))
+            return
         try:
             session = self._sessions.get(key) or self._meet(key, model, handoff)
         except FrameError:  # else it would be waited for
@@ -122,7 +125,7 @@ class PortSessions:
     def on_prefill(self, peer: bytes, model: int, handoff: Handoff, now: float) -> None:
         """A request that may come: its prompt is computed if there is a slot to spare."""
         key = (peer, handoff.session)
-        if key in self._sessions or not self._early_prefill:
+        if key in self._sessions or len(self._sessions) >= MAX_SESSIONS or not self._early_prefill:
             return
         session = self._meet(key, model, handoff)
         if session is None or session.params.scores_prompt or not self._can_follow(session):
@@ -131,7 +134,7 @@ class PortSessions:
         if len(handoff.ids) != session.contact.prompt_len:
             raise FrameError("a prompt of another length")
         session.slot = self._slots.open(
-            self._opening(session, handoff, handoff.ids)._replace(
+            session.opening(handoff, handoff.ids)._replace(
                 owner=self._slots.host, hop=0, early=model, scored=True
             )
         )
@@ -147,10 +150,23 @@ class PortSessions:
         if session is not None:
             self._drop(session)
 
+    def _has_room(self) -> bool:
+        """For one more session, for which the one least recently used may be forgotten.
+
+        To ask for tokens that there is no room for would be asking for ever.
+        """
+        if len(self._sessions) < MAX_SESSIONS:
+            return True
+        idle = next((s for s in self._sessions.values() if not s.away), None)
+        if idle is not None:
+            self.evicted += 1
+            self._drop(idle)
+        return idle is not None
+
     def _meet(self, key: Key, model: int, handoff: Handoff) -> Session | None:
         """A session that is new; None if what came is not its beginning."""
         contact = handoff.contact
-        if contact is None or handoff.start or len(self._sessions) >= MAX_SESSIONS:
+        if contact is None or handoff.start:
             return None
         if not contact.prompt_len <= len(handoff.ids) <= contact.limit:
             raise FrameError("a row that is shorter than its prompt, or too long")
@@ -244,7 +260,7 @@ class PortSessions:
     def _open(self, session: Session) -> bool:
         handoff = session.pending
         assert handoff is not None
-        opening = self._opening(session, handoff, handoff.ids)
+        opening = session.opening(handoff, handoff.ids)
         session.slot = self._slots.open(opening)
         if session.slot is None:
             self._waiting[session.key] = session
@@ -256,23 +272,6 @@ class PortSessions:
         self._waiting.pop(session.key, None)
         self._away[session.key] = session
         return True
-
-    def _opening(self, session: Session, handoff: Handoff, row: NDArray[np.int32]) -> Opening:
-        contact, params = session.contact, session.params
-        return Opening(
-            row=row,
-            prompt_len=contact.prompt_len,
-            limit=contact.limit,
-            blob=contact.blob,
-            pages=pages_of(params, contact.prompt_len, contact.limit),
-            left=handoff.left,
-            owner=session.model,
-            hop=handoff.hop,
-            extras=handoff.extras,
-            empty=handoff.empty,
-            # Whoever had it first has scored the prompt.
-            scored=handoff.hop > 0,
-        )
 
     def _refuse(self, session: Session, why: str) -> None:
         log.error("a request of another host ends: %s", why)

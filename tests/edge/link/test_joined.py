@@ -140,6 +140,37 @@ def test_what_waits_for_a_slot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(j.far.sessions._waiting) == 0
 
 
+def test_requests_are_bounded_and_idle_ones_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ends get lost with connections: what they would have ended must not keep others out."""
+    monkeypatch.setattr("trserve.edge.port_sessions.MAX_SESSIONS", 2)
+    monkeypatch.setattr("trserve.edge.port_sessions.PortSessions.on_end", lambda *_: None)
+    with joined(router=ROUTER, slots=8) as j:
+        for _ in range(4):
+            slots = submit_all(j, 2)
+            j.run(*slots)
+            check(j, slots)
+            assert j.far.sessions.num_sessions <= 2
+        assert j.far.sessions.evicted >= 4
+
+
+def test_a_request_beyond_the_bound_is_refused_and_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trserve.edge.port_sessions.MAX_SESSIONS", 2)
+    with joined(router=ROUTER, slots=8) as j:
+        j.turns(3)
+        slots = submit_all(j, 6, limit=30, entry=1)
+        j.run(*slots)
+        finishes = [j.home.world.baton(slot).finish for slot in slots]
+        assert finishes.count(Finish.WORKER_LOST) == 4 and not j.home.cloud.counts.needs
+        assert j.far.port.bad_frames == 0
+        slots = submit_all(j, 1)
+        j.run(*slots)
+        check(j, slots)
+
+
 def test_a_socket_without_room_delays_and_loses_nothing() -> None:
     with joined(router=ROUTER) as j:
         j.turns(5)
