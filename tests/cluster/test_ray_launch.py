@@ -13,7 +13,7 @@ from trserve.cluster import ray_launch
 from trserve.cluster.parts import Part
 from trserve.cluster.ray_launch import Cluster, Replica
 from trserve.config import config_from_flags
-from trserve.errors import EXIT_WORKER_LOST
+from trserve.errors import EXIT_UNAVAILABLE, EXIT_WORKER_LOST
 from trserve.keys import digest
 
 RAY = SimpleNamespace(exceptions=SimpleNamespace(RayError=KeyError))
@@ -70,6 +70,27 @@ def test_one_replica_that_cannot_come_back_does_not_end_the_others() -> None:
     assert failed(ready=True) is None
     actors[0].said["exit_code"] = 2
     assert failed(ready=True) == EXIT_WORKER_LOST
+
+
+class ActorDied(KeyError):
+    """Ray's word for an actor whose constructor failed; it is not made again."""
+
+    actor_init_failed = True
+
+    def __str__(self) -> str:
+        return "The actor died in its creation task:\nTraceback ...\nImportError: no trserve\n"
+
+
+def test_an_actor_that_cannot_be_made_ends_the_start() -> None:
+    actor = PlayedActor()
+    failed: Future[object] = Future()
+    failed.set_exception(ActorDied())
+    actor.status.remote = lambda: SimpleNamespace(future=lambda: failed)
+    replica = Replica([actor], [Part("replica 0", (), {})])
+    cluster = cluster_of(replica)
+    asyncio.run(cluster._ask(0))
+    assert cluster._failed() == EXIT_UNAVAILABLE
+    assert "ImportError: no trserve" in replica.detail and "restarts" not in replica.detail
 
 
 def test_keys_are_read_once_and_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

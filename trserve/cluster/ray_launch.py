@@ -21,7 +21,7 @@ from trserve.cluster.actor import GroupActor
 from trserve.cluster.parts import Part, parts_of
 from trserve.config import LaunchConfig
 from trserve.endpoint_plan import EndpointPlan, cautions, plan_endpoint
-from trserve.errors import EXIT_WORKER_LOST, ModelUnavailableError
+from trserve.errors import EXIT_UNAVAILABLE, EXIT_WORKER_LOST, ModelUnavailableError
 from trserve.front import listen
 from trserve.keys import read_admin_key, read_api_keys
 
@@ -188,6 +188,16 @@ class Replica:
         return None
 
 
+def _lost(error: Exception) -> dict[str, Any]:
+    """What is said for an actor that cannot say it. Ray gives up one that could not be made."""
+    if getattr(error, "actor_init_failed", False):
+        last = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
+        why = f"its host cannot make it: {last.strip()}; is the same trserve installed there?"
+        return {"url": "", "detail": why, "exit_code": EXIT_UNAVAILABLE}
+    what = type(error).__name__
+    return {"url": "", "detail": f"its host or process is lost ({what}); Ray restarts it"}
+
+
 class Cluster:
     """Asks the actors how they are, and tells the front and a person."""
 
@@ -229,11 +239,7 @@ class Cluster:
                 late = f"its host does not answer within {ASK_TIMEOUT_S:g} s"
                 said = {**replica.said[number], "detail": late}
             except self._ray.exceptions.RayError as error:
-                what = type(error).__name__
-                said = {
-                    "url": "",
-                    "detail": f"its host or process is lost ({what}); Ray restarts it",
-                }
+                said = _lost(error)
             replica.said[number] = said
         await self._connect(replica)
         self._front.groups.move(index, replica.url, replica.detail)
