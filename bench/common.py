@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -46,7 +47,12 @@ Item = TypeVar("Item")
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the flags that all benchmarks have; add those of the benchmark to it."""
+    """A parser with the flags that all benchmarks have; add those of the benchmark to it.
+
+    From here on SIGTERM ends the process as Ctrl-C does, so that servers it started end with it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     made = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=description)
     made.add_argument("--quick", action="store_true", help="fewer settings, in a minute or two")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
