@@ -354,7 +354,9 @@ def test_a_home_without_its_far_host(apart: Pair) -> None:
     code, log = refusal(apart.home(*MIXTURE))
     assert code == 3 and "nobody answers" in log
     with apart.home("--router", "entropy", "--on-peer-loss", "degrade") as home:
-        assert "cannot be reached" in home.stderr
+        # The agent says so after its first try to dial, which the ready line does not wait for.
+        said = wait_until(lambda: home.stderr, lambda text: "cannot be reached" in text, 10.0)
+        assert "cannot be reached" in said
         body = {"model": "trserve", "prompt": [1, 2, 3], "max_tokens": 4}
         assert home.post(PATH, body)["usage"]["trserve"]["degraded"] is True
         ready = home.request("GET", "/readyz")
