@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from tests.emulated.profiles import changed, saved
-from tests.serverproc import Server, concurrently, run_command
+from tests.serverproc import Server, concurrently, run_command, wait_until
 
 EMULATED = ("--device", "emulated")
 STEP_S, LARGE_S = 0.006, 0.0279
@@ -103,6 +103,24 @@ def test_prompts_are_scored_and_logprobs_are_of_the_token_made_up(pair: Server) 
     found = answer["choices"][0]["logprobs"]
     assert found["token_logprobs"][-3:] == [0.0, 0.0, 0.0]
     assert len(found["tokens"]) == answer["usage"]["total_tokens"]
+
+
+def test_waits_and_phases_are_those_of_its_steps(pair: Server) -> None:
+    """A sum of nanoseconds that is none once ran out of 64 bits, and ended the worker."""
+
+    def sums() -> dict[str, float]:
+        page = pair.request("GET", "/metrics").body.decode()
+        rows = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in rows}
+
+    asked = ask(pair, 40, seed=3)["usage"]["trserve"]
+    visits = 'handoff_seconds_count{{dst="32b",phase="exec",src="0.6b"}}'
+    assert asked["tokens"]["32b"] > 2
+    found = wait_until(sums, lambda now: now[f"trserve_{visits}"] >= asked["tokens"]["32b"], 5.0)
+    assert min(value for name, value in found.items() if "_seconds_sum" in name) >= 0
+    count = found[f"trserve_{visits}"]
+    took = found[f"trserve_{visits.replace('count', 'sum')}"] / count
+    assert LARGE_S <= took < 2 * LARGE_S
 
 
 def test_three_models_serve_and_each_writes_its_share() -> None:

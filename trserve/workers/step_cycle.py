@@ -104,7 +104,7 @@ class StepCycle:
         self._limits = limits
         self._tally = tally
         self._meter = meter
-        self._asked = 0
+        self._asked = self._began_ns = 0
         if meter is not None:
             routing.on_failure = meter.failed
         self.on_note: Callable[[], None] = _nothing_more
@@ -143,11 +143,11 @@ class StepCycle:
         self._load.beat(now_ns)
         self.width = 0
         early = self._table.ahead and (self._always_early or not self._table.runnable)
-        self._runner.began_ns = now_ns
+        self._runner.began_ns = self._began_ns = now_ns
         if early:
             self._steady = None  # its inputs are overwritten
             self._early.run(self._guard)
-            self._runner.began_ns = now_ns = monotonic_ns()
+            self._runner.began_ns = self._began_ns = now_ns = monotonic_ns()
         steady = self._steady
         if steady is not None and steady.version == self._table.version and steady.take_blocks():
             noteworthy = steady.starts_blocks
@@ -247,7 +247,7 @@ class StepCycle:
         self._load.count_step()
         self.note()
         if (trace := self._table.trace) is not None and trace.unresumed:
-            trace.resumed([each for each, _ in plan], self._table.runnable, self._runner.began_ns)
+            trace.resumed([each for each, _ in plan], self._table.runnable, self._began_ns)
         due: list[int] = []
         over: list[int] = []
         prefill: list[bool] = []
