@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from bench.closed_loop import Until, Window
 from bench.common import Row
@@ -20,6 +20,7 @@ from trserve.sched.search import Solution, search
 from trserve.sched.system import DEFAULT_DELTA_MS, Latency, System, interpolate, make_system
 from trserve.sched.vectors import is_feasible
 
+Steps = Literal["charged", "alone", "measured"]
 SEARCH_BUDGET_S: Final = 20.0
 READING_MARGIN: Final = 1.5
 """Reading shares the model with the steps of those that write already."""
@@ -107,16 +108,19 @@ def predicted(
     window: Window,
     vector: Vector | None = None,
     *,
-    suffixes: bool = True,
+    steps: Steps = "charged",
 ) -> float | None:
     """Tokens/s of the system ``name`` at the realised probabilities; None where nothing is known.
 
     A server alone takes all N requests in every step. For auto it is the best T(B). Latencies are
-    the profile's, with what it charges for ``suffixes`` or without, or those that the server
-    measured meanwhile (at the width that it usually had).
+    the profile's, ``charged`` with what it takes for suffixes or ``alone``; or those that the
+    server ``measured`` meanwhile (at the width that it usually had), which have in them what the
+    host does after each forward pass. Where there is no profile they are always the measured ones.
     """
     values = None if name in SINGLE else realised(setup.algorithm, window)
-    curves = latencies(setup, values if suffixes else None) or measured_latencies(setup, window)
+    known = latencies(setup, values if steps == "charged" else None)
+    curves = None if steps == "measured" else known
+    curves = curves or measured_latencies(setup, window)
     if curves is None:
         return None
     n = window.concurrency
@@ -153,7 +157,8 @@ def row_of(
         "batch_threshold": thresholds_of(name, window, vector),
         "tokens_per_s": window.tokens_per_s,
         "predicted_tokens_per_s": predicted(name, setup, window, vector),
-        "steps_alone_tokens_per_s": predicted(name, setup, window, vector, suffixes=False),
+        "steps_alone_tokens_per_s": predicted(name, setup, window, vector, steps="alone"),
+        "steps_measured_tokens_per_s": predicted(name, setup, window, vector, steps="measured"),
         "per_user_tokens_per_s": window.per_user_tokens_per_s,
         "ttft_ms": window.ttft_ms,
         "latency_s": window.latency_s,

@@ -2,7 +2,8 @@
 
 Checks on emulated devices, R2R with steps of 6.0 and 27.9 ms (``a100-0.6b-32b``); predictions are
 taken at the realised P, and with what a device charges for the suffixes of rare visits
-(``suffix_cost``; ``alone`` is T(B) without). With N held constant:
+(``suffix_cost``; ``alone`` is T(B) without, ``as stepped`` T(B) of the steps as the server measured
+them under ``auto``: what a host does after each forward pass is in those). With N held constant:
 
 1. p = 0.35: measured against T(B) for N = 1, 2, 4, 8, 16 at the best B, and for every B of the
    N = 4 row; the published hardware beside. At least 97 %; the predicted best of N = 4 within

@@ -47,6 +47,7 @@ _SHORT: Final = {
     "tokens_per_s": "tok/s",
     "predicted_tokens_per_s": "pred.",
     "steps_alone_tokens_per_s": "alone",
+    "steps_measured_tokens_per_s": "as stepped",
     "ratio": "ratio",
     "published_ratio": "publ.",
     "per_user_tokens_per_s": "/user",

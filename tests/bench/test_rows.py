@@ -84,6 +84,14 @@ def test_without_a_profile_the_servers_own_latencies_count():
     assert row_of("llm-only", real, LOW, seen)["batch_threshold"] is None
 
 
+def test_steps_as_the_server_measured_them_stand_beside_the_profiles():
+    seen = replace(window((650, 350), 700), step_ms=(6.6, 30.69))  # a tenth longer
+    row = row_of("eager", EMULATED, LOW, seen)
+    assert row["predicted_tokens_per_s"] == pytest.approx(187.19, abs=0.011)
+    assert row["steps_measured_tokens_per_s"] == pytest.approx(187.19 / 1.1, rel=1e-3)
+    assert row_of("eager", EMULATED, LOW, window((1, 1), 1))["steps_measured_tokens_per_s"] is None
+
+
 def test_a_row_has_the_keys_that_stay():
     row = row_of("eager", EMULATED, LOW, window((650, 350), 700))
     wanted = {"algorithm", "workload", "system", "concurrency", "batch_threshold", "tokens_per_s"}
