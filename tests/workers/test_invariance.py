@@ -35,10 +35,11 @@ from trserve.router_lib.base import BaseRouter
 ROW = 64
 LATER = 10**18
 HASHES = 997
-ILL = 5
-"""Below this, a hash gives logits that are NaN: about one step in two hundred."""
+ILL = 15
+"""Below this, a hash gives logits that are NaN: about one step in seventy."""
 EXAMPLES = settings.default.max_examples * (6 if FULL else 1)
 """Without weights a mix takes a twentieth of a second."""
+MOST_ROUNDS = 4
 
 TABLE = np.random.default_rng(0).normal(0.0, 2.0, (HASHES, VOCAB)).astype(np.float32)
 TABLE[:ILL] = np.nan
@@ -297,9 +298,12 @@ def test_what_a_request_gets_depends_on_nothing_else() -> None:
             check(mix, play)
             seen.update(what_happened(play))
 
-    holds_for()
-    # Guards the guard: requests end in every way, and all that can happen to them happens.
-    missing = {event for event in EVERYTHING if not seen[event]}
+    # Guards the guard: requests end in every way, and all that can happen to them happens. What is
+    # rare may not be among the mixes of one round.
+    for _ in range(MOST_ROUNDS):
+        holds_for()
+        if not (missing := {event for event in EVERYTHING if not seen[event]}):
+            break
     assert not missing, f"never seen: {missing} ({seen})"
     print(", ".join(f"{count} x {event}" for event, count in seen.most_common()))
 
