@@ -43,7 +43,7 @@ def test_who_writes_what_share() -> None:
 def test_predictions_have_it_and_can_leave_it_out() -> None:
     seen = Window(16, 10.0, (950, 50), 100, 0.01, 5.0, 2.0, {})
     with_it = predicted("eager", SETUP, seen)
-    without = predicted("eager", SETUP, seen, suffixes=False)
+    without = predicted("eager", SETUP, seen, steps="alone")
     assert with_it is not None and without is not None and with_it < 0.98 * without
     often = replace(seen, tokens=(400, 600))
     assert predicted("eager", SETUP, often) == pytest.approx(

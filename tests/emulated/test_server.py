@@ -114,7 +114,7 @@ def test_waits_and_phases_are_those_of_its_steps(pair: Server) -> None:
         return {name: float(value) for name, _, value in rows}
 
     asked = ask(pair, 40, seed=3)["usage"]["trserve"]
-    visits = 'handoff_seconds_count{{dst="32b",phase="exec",src="0.6b"}}'
+    visits = 'handoff_seconds_count{dst="32b",phase="exec",src="0.6b"}'
     assert asked["tokens"]["32b"] > 2
     found = wait_until(sums, lambda now: now[f"trserve_{visits}"] >= asked["tokens"]["32b"], 5.0)
     assert min(value for name, value in found.items() if "_seconds_sum" in name) >= 0
