@@ -47,6 +47,6 @@ def test_predictions_have_it_and_can_leave_it_out() -> None:
     assert with_it is not None and without is not None and with_it < 0.98 * without
     often = replace(seen, tokens=(400, 600))
     assert predicted("eager", SETUP, often) == pytest.approx(
-        predicted("eager", SETUP, often, suffixes=False)
+        predicted("eager", SETUP, often, steps="alone")
     )
     assert latencies(SETUP) == (6.0, 27.9)
