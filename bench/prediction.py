@@ -118,8 +118,9 @@ def predicted(
     host does after each forward pass. Where there is no profile they are always the measured ones.
     """
     values = None if name in SINGLE else realised(setup.algorithm, window)
-    known = latencies(setup, values if steps == "charged" else None)
-    curves = None if steps == "measured" else known
+    curves = None
+    if steps != "measured":
+        curves = latencies(setup, values if steps == "charged" else None)
     curves = curves or measured_latencies(setup, window)
     if curves is None:
         return None
