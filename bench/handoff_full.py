@@ -26,7 +26,7 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
@@ -117,7 +117,7 @@ def _create_loop(
         StampedConsumer(slab.ring_words(1 - index, index), stamps),
         RingConsumer(slab.ring_words(setting.layout.gateway, index)),
     ]
-    outbox = Outbox(slab, {1 - index: producer}, shared.bells, worker=index)
+    outbox = _StampedOutbox(slab, {1 - index: producer}, shared.bells, worker=index)
     pool = BlockPool(num_blocks, BLOCK, prefix_caching=setting.keeps_kv)
     table = RequestTable(slab, outbox, pool, index)
     meter = WorkerMeter(MeterWriter(slab, index), slab, index, lambda: math.nan)
@@ -145,12 +145,13 @@ def _create_loop(
     stamp_cycle(cycle, stamps)
     gate = WorkerGate(slab, index, shared.bells, thresholds=ThresholdTable.eager(2), max_rows=64)
 
-    def publish() -> None:
-        stamps.flushing = time.monotonic_ns()
-        outbox.flush()
-        if not (setting.keeps_kv or index):
-            for request in pending_with_blocks(table):
-                table.drop_kv(request)
+    def drop_pending() -> None:
+        for request in pending_with_blocks(table):
+            table.drop_kv(request)
+
+    outbox.stamps = stamps
+    if not (setting.keeps_kv or index):
+        outbox.afterwards = drop_pending
 
     return WorkerLoop(
         bell=shared.bells[index],
@@ -162,9 +163,23 @@ def _create_loop(
         tally=tally,
         gate=gate,
         cycle=cycle,
-        publish=publish,
+        outbox=outbox,
         trace=table.trace,
     )
+
+
+class _StampedOutbox(Outbox):
+    """Stamps when results are published."""
+
+    stamps: Stamps
+    afterwards: Callable[[], None] | None = None
+
+    def flush(self, *, hold: bool = False) -> None:
+        """As any outbox."""
+        self.stamps.flushing = time.monotonic_ns()
+        super().flush(hold=hold)
+        if self.afterwards is not None:
+            self.afterwards()
 
 
 def _has_ended(control_fd: int) -> bool:

@@ -148,7 +148,7 @@ class Rig:
             tally=tally,
             cycle=cycle,
             gate=WorkerGate(slab, 0, bells, thresholds=eager, max_rows=MAX_ROWS),
-            publish=outbox.flush,
+            outbox=outbox,
             trace=table.trace,
         )
         return table, loop.turn

@@ -19,8 +19,9 @@ from trserve.emulated.profile import parse_profile
 from trserve.emulated.runner import PEAK, EmulatedRunner, StepClock
 from trserve.emulated.tokens import TokenSource, printable_ids
 from trserve.gateway.tokenizer import Tokenizer
+from trserve.workers.in_step import DecidingRunner, StepAsk
 from trserve.workers.random_numbers import uniforms
-from trserve.workers.row_sampling import RowSampling
+from trserve.workers.row_sampling import RowSampling, greedy
 from trserve.workers.sampler import Sampler
 from trserve.workers.step import StepInputs
 
@@ -96,6 +97,39 @@ def test_every_way_of_sampling_finds_the_token() -> None:
         positions=np.arange(ROWS),
     )
     assert Sampler(0).sample(output.logits, rows).tolist() == drawn(output.logits)
+
+
+@given(st.lists(st.lists(any_row, min_size=1, max_size=ROWS), min_size=1, max_size=4))
+def test_a_step_that_decides_says_what_is_drawn_from_its_logits(steps: list[list[Row]]) -> None:
+    """Tokens with the output, and none with that of a step that only computes."""
+    deciding, computing = runner(1), runner(1)
+    assert isinstance(deciding, DecidingRunner) and not deciding.routes
+    for rows in steps:
+        inputs = step(rows)
+        output = deciding.decide(inputs, StepAsk(greedy(len(rows))))
+        found = computing.forward(inputs)
+        assert output.destinations is None and output.tokens is not None
+        assert output.tokens.tolist() == drawn(output.logits) == drawn(found.logits)
+        assert torch.equal(output.hidden, found.hidden)
+        assert deciding.forward(inputs).tokens is None
+
+
+def test_once_its_time_is_all_that_is_to_pass_the_step_says_so() -> None:
+    one = EmulatedRunner(
+        StepClock(MODELS[0], ROWS),
+        TokenSource(IDS, model=0, agreement=0.5),
+        tokenizer_size=SIZE,
+        max_rows=ROWS,
+    )
+    inputs, said = step([(0, 1, 1)]), list[int]()
+    one.on_submitted = lambda: said.append(time.monotonic_ns())
+    for compute in (one.forward, lambda each: one.decide(each, StepAsk(greedy(1)))):
+        began = time.monotonic_ns()
+        compute(inputs)
+        ended = time.monotonic_ns()
+        took = StepClock(MODELS[0], ROWS).duration_ns(1, 1)
+        assert ended - said.pop() > took / 2 and ended - began >= took
+        assert not said
 
 
 def contexts(count: int) -> tuple[Any, Any]:

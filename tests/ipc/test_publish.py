@@ -108,3 +108,52 @@ def test_a_full_ring_is_rung_and_the_rest_goes_out(log: list[tuple[str, Any]]) -
         slab = shared.slab()
         consumer = shared.consumers(slab, 2)[0]
         assert consumer.drain() == [Descriptor(Kind.RUN, 0, 9, 0)]
+
+
+def bells(log: list[tuple[str, Any]]) -> list[Any]:
+    found = [fd for name, fd in log if name == "bell"]
+    log.clear()
+    return found
+
+
+def test_who_streams_may_be_rung_later(log: list[tuple[str, Any]]) -> None:
+    """The words are out, and whoever has something to do is rung; the gateway once, when asked."""
+    with memory(workers=3) as shared:
+        outbox = logged_outbox(shared, log)
+        for length in (9, 10):
+            outbox.store_baton(0, pack(length, 1, SlotState.LIVE, Finish.NONE, 0, 1))
+            outbox.send(1, Descriptor(Kind.RUN, 0, 6, length))
+            outbox.flush(hold=True)
+            assert ("baton", 0) in log
+            assert bells(log) == [shared.bells[1]]
+        outbox.ring_held()
+        assert bells(log) == [shared.bells[3]]
+        outbox.ring_held()
+        outbox.flush()
+        assert bells(log) == []
+
+
+def test_a_publication_that_holds_nothing_rings_what_was_held(log: list[tuple[str, Any]]) -> None:
+    with memory(workers=3) as shared:
+        outbox = logged_outbox(shared, log)
+        outbox.store_baton(0, LIVE)
+        outbox.flush(hold=True)
+        assert bells(log) == []
+        outbox.flush()
+        assert bells(log) == [shared.bells[3]]
+
+
+def test_an_end_waits_for_nothing(log: list[tuple[str, Any]]) -> None:
+    """Whoever streams is then rung with it, once."""
+    with memory(slots=4, workers=3) as shared:
+        outbox = logged_outbox(shared, log)
+        outbox.also_ring(2, 0)
+        outbox.store_baton(0, LIVE)
+        outbox.flush(hold=True)
+        assert bells(log) == []
+        outbox.store_baton(1, DONE)
+        outbox.close(1, 5)
+        outbox.flush(hold=True)
+        assert sorted(bells(log)) == sorted([shared.bells[2], shared.bells[3]])
+        outbox.ring_held()
+        assert bells(log) == []

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tests.ipc.memory import Memory, memory
 from trserve.gateway.slots import Slot, SlotTable
@@ -113,6 +114,28 @@ class HashRunner:
         blocks = inputs.block_tables[row, positions // self.size]
         held: list[int] = self.kv[blocks * self.size + positions % self.size].tolist()
         return held
+
+
+class SubmittingHashRunner(HashRunner):
+    """Says that a device has its step, as a GPU's runner; the step's arrays are to stay as then."""
+
+    def __init__(self, model: int, pool: BlockPool, token: Token = hash_token) -> None:
+        super().__init__(model, pool, token)
+        self.on_submitted: Callable[[], None] = lambda: None
+
+    def forward(self, inputs: StepInputs, also: Any = None) -> ForwardOutput:
+        output = super().forward(inputs, also)
+        before = self._arrays(inputs)
+        self.on_submitted()
+        for array, was in zip(self._arrays(inputs), before, strict=True):
+            assert (array == was).all()
+        return output
+
+    def _arrays(self, inputs: StepInputs) -> list[NDArray[np.integer]]:
+        rows, tokens = inputs.num_rows, inputs.num_tokens
+        of_tokens = [a[:tokens] for a in (inputs.token_ids, inputs.positions, inputs.slots)]
+        of_rows = [a[:rows] for a in (inputs.kv_len, inputs.block_tables)]
+        return [np.array([rows, tokens]), *(a.copy() for a in of_tokens + of_rows)]
 
 
 class FakeRouter(BaseRouter):

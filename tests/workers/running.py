@@ -38,7 +38,7 @@ class Running:
             tally=worker.tally,
             cycle=worker.cycle,
             gate=worker.gate,
-            publish=worker.outbox.flush,
+            outbox=worker.outbox,
             strict=True,
         )
 

@@ -164,7 +164,8 @@ class Worker:
 
     def _write(self, request: Request) -> None:
         row = [self.row[at] for at in range(request.length)]
-        self.table.rows.show([request], np.array([token(self.index, row)]))
+        rows = self.table.rows
+        rows.show([request], np.array([token(self.index, row)]), rows.places([request]))
         goes = leaves(self.index, request.length)
         keeps = self.index == 1 or not goes
         if keeps:

@@ -25,7 +25,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import FULL
-from tests.workers.fakes import VOCAB, HashRunner, Outcome, World, hash_route, router_class, stay
+from tests.workers.fakes import (
+    VOCAB,
+    HashRunner,
+    Outcome,
+    SubmittingHashRunner,
+    World,
+    hash_route,
+    router_class,
+    stay,
+)
 from tests.workers.fakes import world as make_world
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import Annotation, AnnotationBook
@@ -51,6 +60,10 @@ class DenseRunner(HashRunner):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(TABLE[hidden[:, 0].int().numpy()])
+
+
+class SubmittingRunner(DenseRunner, SubmittingHashRunner):
+    """The same on a device."""
 
 
 def hashed(model: int, row: Sequence[int]) -> int:
@@ -165,6 +178,7 @@ SERVERS = st.fixed_dictionaries(
         "block_size": one_of(1, 2, 4, 8, 16),
         "spare_blocks": one_of(0, 1, 3, 8, 200),
         "prefix_caching": st.booleans(),
+        "submits": st.booleans(),
     }
 )
 
@@ -317,6 +331,7 @@ def server_for(
     block_size: int,
     spare_blocks: int,
     prefix_caching: bool,
+    submits: bool,
 ) -> AbstractContextManager[World]:
     """A world whose smallest pool holds the longest row and nothing beside it."""
     longest = max(len(job.prompt) + job.max_tokens for job in mix)
@@ -325,7 +340,7 @@ def server_for(
         workers=models,
         router=router,
         token=hashed,
-        runner=DenseRunner,
+        runner=SubmittingRunner if submits else DenseRunner,
         max_rows=steps[0],
         max_tokens=steps[1],
         block_size=block_size,

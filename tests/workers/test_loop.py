@@ -5,10 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.workers.fakes import hash_route, reference, router_class, world
+from tests.workers.fakes import (
+    HashRunner,
+    SubmittingHashRunner,
+    hash_route,
+    reference,
+    router_class,
+    world,
+)
 from tests.workers.running import LONG_S, Running
 from trserve.ipc.doorbell import ring, silence
 from trserve.ipc.links import ShmMedium
@@ -18,15 +26,26 @@ from trserve.workers import loop as loop_module
 ROUTE = hash_route(1, 40)
 
 
-@pytest.fixture
-def running() -> Iterator[Running]:
-    with world(router=router_class(ROUTE), slots=8) as w:
+def loops(runner: type[HashRunner] = HashRunner, **settings: Any) -> Iterator[Running]:
+    with world(router=router_class(ROUTE), slots=8, runner=runner, **settings) as w:
         running = Running(w)
         yield running
         running.close()
 
 
-def test_requests_go_through_two_loops(running: Running) -> None:
+@pytest.fixture
+def running() -> Iterator[Running]:
+    yield from loops()
+
+
+@pytest.fixture
+def submitting() -> Iterator[Running]:
+    yield from loops(SubmittingHashRunner)
+
+
+@pytest.mark.parametrize("which", ["running", "submitting"])
+def test_requests_go_through_two_loops(which: str, request: pytest.FixtureRequest) -> None:
+    running: Running = request.getfixturevalue(which)
     w = running.world
     running.start()
     prompts = [[n, n + 1, n + 2] for n in range(8)]
@@ -141,3 +160,72 @@ def test_an_idle_worker_sleeps(running: Running) -> None:
     steps = len(running.world.workers[0].runner.batches)
     assert polls[-1] >= 0.0
     assert len(polls) <= steps + 4
+
+
+def rung(running: Running) -> bool:
+    return silence(running.world.memory.bells[-1])
+
+
+def test_the_gateway_is_rung_once_the_next_step_is_under_way(submitting: Running) -> None:
+    """Not before, as it would cost the step's time; and at once where no step follows."""
+    w, loop = submitting.world, submitting.loops[0]
+    worker = w.workers[0]
+    slot = w.submit([1, 2, 3], limit=6, pinned=True, eos_token_ids=())
+    rung(submitting)
+    seen: list[tuple[int, bool, int]] = []
+    inner = worker.runner.on_submitted  # type: ignore[attr-defined]
+
+    def on_submitted() -> None:
+        before = rung(submitting)
+        inner()
+        seen.append((w.baton(slot).length, before or rung(submitting), w.slab.tally_words(0)[0]))
+
+    worker.runner.on_submitted = on_submitted  # type: ignore[attr-defined]
+    for length in (4, 5):
+        assert loop.turn()
+        assert w.baton(slot).length == length, "published at once"
+        assert not rung(submitting), "but no bell yet"
+    assert loop.turn()
+    assert submitting.done(slot) and rung(submitting), "the end is nothing to wait with"
+    assert [(length, bell) for length, bell, _ in seen] == [(3, False), (4, True), (5, True)]
+    submitting.start()
+
+
+def test_where_no_step_follows_the_gateway_is_rung_at_once(submitting: Running) -> None:
+    """A request that left leaves nothing to do here."""
+    w, loop = submitting.world, submitting.loops[0]
+    w.workers[0].router.decide = lambda row: 1  # type: ignore[attr-defined]
+    slot = w.submit([1, 2, 3], limit=9)
+    rung(submitting)
+    assert loop.turn()
+    assert w.baton(slot).owner == 1 and not w.workers[0].table.runnable
+    assert rung(submitting)
+    submitting.start()
+
+
+def test_a_closed_gate_does_not_keep_the_gateway_waiting() -> None:
+    """One step held the bell, and before the next the gate closes."""
+    for running in loops(SubmittingHashRunner, thresholds=(1, 1), max_wait_s=30.0):
+        w, loop = running.world, running.loops[0]
+        slot = w.submit([1, 2, 3], limit=9, pinned=True, eos_token_ids=())
+        rung(running)
+        assert loop.turn() and not rung(running)
+        loop._gate = Closed()  # type: ignore[assignment]
+        assert loop.turn()
+        assert rung(running)
+        assert w.baton(slot).length == 4
+        loop._gate = w.workers[0].gate
+        running.start()
+
+
+class Closed:
+    """A gate that stays closed for ten milliseconds at a time."""
+
+    def wait_s(self, buffered: int, now_ns: int) -> float:
+        return 0.01
+
+    def rest(self, buffered: int) -> None:
+        """Nothing to note."""
+
+    def note_step(self, nanoseconds: int) -> None:
+        """Nothing to note."""

@@ -21,7 +21,9 @@ from trserve.emulated.profile import EmulatedModel
 from trserve.emulated.tokens import TokenSource, printable_ids
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.plan import ServerPlan
+from trserve.router_lib.base import BaseRouter
 from trserve.sched.system import interpolate
+from trserve.workers.in_step import StepAsk
 from trserve.workers.row_sampling import greedy
 from trserve.workers.runner import ForwardOutput
 from trserve.workers.sampler import Sampler
@@ -63,6 +65,8 @@ class EmulatedRunner:
 
     Attributes:
         on_layer: called before each sleep, a few times a second: a long step is no hung worker.
+        on_submitted: called in each step, once it is made up and only its time is to pass.
+        routes: no step has the router's score.
         heartbeat: unused; compiled steps have it.
         began_ns: when the next step began (``time.monotonic_ns``), if before its forward.
     """
@@ -73,6 +77,8 @@ class EmulatedRunner:
         self.heartbeat = 0
         self.began_ns = 0
         self.on_layer: Callable[[], None] = _nothing_more
+        self.on_submitted: Callable[[], None] = _nothing_more
+        self.routes = False
         self._clock = clock
         self._source = source
         self._logits = torch.zeros(max_rows, tokenizer_size)
@@ -87,21 +93,32 @@ class EmulatedRunner:
             ForwardOutput(self._logits[:rows], self._hidden[:rows]) for rows in range(max_rows + 1)
         ]
 
+    def prepare(self, router: BaseRouter) -> None:
+        """Nothing is captured, and no router's score is part of a step."""
+
     def forward(self, step: StepInputs, also: NDArray[np.int64] | None = None) -> ForwardOutput:
         """As ``TorchRunner.forward``; returns when the step's time is over.
 
         ``hidden`` is [B, 1]: the id of the token made up, which is all that there is to know.
         """
-        began, self.began_ns = self.began_ns or time.monotonic_ns(), 0
-        deadline = began + self._clock.duration_ns(step.num_rows, step.num_tokens)
+        deadline = self._deadline_ns(step)
         rows = step.num_rows
-        last = step.query_start[1 : rows + 1] - 1
-        self._show(self._after(step, last))
+        self._show(self._last(step))
         output = self._outputs[rows]
+        output.tokens = None
         if also is not None:
             further = torch.from_numpy(self._after(step, also).astype(np.float32)[:, None])
             output = ForwardOutput(output.logits, output.hidden, further)
-        wait_until(deadline, self.on_layer, partial(self._warm_up, output))
+        self._wait(deadline, output)
+        return output
+
+    def decide(self, step: StepInputs, ask: StepAsk) -> ForwardOutput:
+        """:meth:`forward` with the tokens, which are what any draw from the logits would find."""
+        deadline = self._deadline_ns(step)
+        output, tokens = self._outputs[step.num_rows], self._last(step)
+        self._show(tokens)
+        output.tokens = tokens
+        self._wait(deadline, output)
         return output
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -109,11 +126,24 @@ class EmulatedRunner:
         logits = torch.zeros(len(hidden), self._logits.shape[1])
         return logits.scatter_(1, hidden.long(), PEAK)
 
+    def _deadline_ns(self, step: StepInputs) -> int:
+        began, self.began_ns = self.began_ns or time.monotonic_ns(), 0
+        return began + self._clock.duration_ns(step.num_rows, step.num_tokens)
+
+    def _wait(self, deadline_ns: int, output: ForwardOutput) -> None:
+        self.on_submitted()
+        wait_until(deadline_ns, self.on_layer, partial(self._warm_up, output))
+
     def _warm_up(self, output: ForwardOutput) -> None:
         rows = len(output.logits)
-        tokens = self._sampler.sample(output.logits, greedy(rows))
+        tokens = output.tokens
+        if tokens is None:
+            tokens = self._sampler.sample(output.logits, greedy(rows))
         torch.from_numpy(tokens).tolist()
         torch.from_numpy(np.full(rows, 0.5, np.float32)).tolist()
+
+    def _last(self, step: StepInputs) -> NDArray[np.int64]:
+        return self._after(step, step.query_start[1 : step.num_rows + 1] - 1)
 
     def _after(self, step: StepInputs, places: NDArray[np.integer]) -> NDArray[np.int64]:
         return self._source.after(step.token_ids[places], step.positions[places])

@@ -5,6 +5,10 @@ written by the caller; fence; (2) all baton words, then ``closed`` words; fence;
 tail, once; (4) each consumer's doorbell, once. A reader that saw a baton word therefore sees all
 that it covers, and one that saw a descriptor sees at least the baton word that it hints at.
 
+To ring a consumer that sleeps takes longer than all the stores. Whoever only streams what was
+committed may be rung a little later, once this worker's next step is under way; a consumer that
+has something to do is not kept waiting, and neither is a request that is over.
+
 After the store of a word that names another owner, this process touches nothing of the slot until
 the word names it again.
 """
@@ -53,6 +57,7 @@ class Outbox:
         self._batons: list[tuple[int, int]] = []
         self._descriptors: dict[int, list[Descriptor]] = {worker: [] for worker in rings}
         self._bells: set[int] = set()
+        self._held: set[int] = set()  # of those that stream
         self._first_edge = slab.layout.slots
         self._port = -1
 
@@ -84,18 +89,21 @@ class Outbox:
         """Have ``descriptor`` pushed to ``worker``, and its bell rung once."""
         self._descriptors[worker].append(descriptor)
 
-    def flush(self) -> None:
-        """Publish what was collected, in the order of the protocol."""
+    def flush(self, *, hold: bool = False) -> None:
+        """Publish what was collected, in the order of the protocol.
+
+        With ``hold`` whoever streams is rung by :meth:`ring_held`, which is to be called soon.
+        """
         if self._batons:
             store_fence()
             baton = self._baton
             for slot, word in self._batons:
                 baton[slot] = word
             if self._port >= 0 and max(self._batons)[0] >= self._first_edge:
-                self._bells.add(self._port)
+                self._held.add(self._port)
             self._batons.clear()
             if self._closed is not None:  # the gateway looks at what it stored itself
-                self._bells.add(self._gateway)
+                self._held.add(self._gateway)
         if self._closing:
             self._store_closed()
         store_fence()
@@ -107,6 +115,15 @@ class Outbox:
         for consumer in self._bells:
             ring(self._doorbells[consumer])
         self._bells.clear()
+        if not hold:
+            self.ring_held()
+
+    def ring_held(self) -> None:
+        """Ring whoever streams and was not rung yet."""
+        if self._held:
+            for consumer in self._held:
+                ring(self._doorbells[consumer])
+            self._held.clear()
 
     def _store_closed(self) -> None:
         if self._closed is not None:
@@ -115,4 +132,6 @@ class Outbox:
             if self._port >= 0 and max(self._closing)[0] >= self._first_edge:
                 self._bells.add(self._port)
         self._closing.clear()
+        self._bells |= self._held
+        self._held.clear()
         self._bells.add(self._gateway)

@@ -18,6 +18,7 @@ from typing import Final
 
 from trserve.ipc.baton import Finish
 from trserve.ipc.links import LinkReceiver
+from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import Kind
 from trserve.ipc.tally import TallyWriter
 from trserve.workers.gates import Gate
@@ -43,7 +44,7 @@ class WorkerLoop:
         on_control: takes in all control messages; returns False to end the loop.
         launcher_fd: pidfd of the launcher; readable once it has ended.
         gate: says whether what is runnable waits for more.
-        publish: makes the iteration's results visible.
+        outbox: makes the iteration's results visible.
         tally: where their times are summed up.
         trace: where the steps are noted.
         strict: KV blocks that do not add up end the worker instead of being repaired (tests).
@@ -61,7 +62,7 @@ class WorkerLoop:
         tally: TallyWriter,
         cycle: StepCycle,
         gate: Gate,
-        publish: Callable[[], None],
+        outbox: Outbox,
         trace: WorkerTrace | None = None,
         strict: bool = False,
     ) -> None:
@@ -75,7 +76,7 @@ class WorkerLoop:
         self._cycle = cycle
         self._gate = gate
         self._wait_s = 0.0  # until the closed gate opens by itself
-        self._publish = publish
+        self._outbox = outbox
         self._trace = trace
         self._strict = strict
         self._recount_due = False
@@ -84,6 +85,7 @@ class WorkerLoop:
         # Of steps: rows if none of them was a prompt's, rows, begin and end; until nobody waits.
         self._uncounted: list[tuple[int, int, int, int]] = []
         cycle.on_note = self._count
+        cycle.on_submitted = self._while_it_computes
         self._poller = select.epoll()
         # The bell is never read: a poll says once that it rang since the one before, and what is
         # published from then on rings again.
@@ -98,7 +100,7 @@ class WorkerLoop:
         if not self._on_control():
             return
         self._rescan()
-        self._publish()
+        self._outbox.flush()
         while self.turn():
             pass
 
@@ -125,8 +127,9 @@ class WorkerLoop:
         steps = self._step_if_open(time.monotonic_ns())
         if (steps or events) and (self._wait_s or not (self._table.runnable or self._table.ahead)):
             # Whoever was just rung may be waiting for this core.
+            self._outbox.ring_held()
             self._sleep_s = NOTE_AFTER_S
-        else:
+        elif not (steps and self._cycle.submits):
             self._note()
         return True
 
@@ -145,7 +148,8 @@ class WorkerLoop:
             cycle.run(now_ns)
         else:
             cycle.rest(now_ns)
-        self._publish()
+        self._outbox.ring_held()
+        self._outbox.flush(hold=steps and cycle.submits)
         gate.rest(len(table.runnable))
         if steps:
             self._uncounted.append((cycle.width, cycle.rows, now_ns, time.monotonic_ns()))
@@ -160,6 +164,11 @@ class WorkerLoop:
             if self._trace is not None:
                 self._trace.step(width, rows, began, ended)
         self._uncounted.clear()
+
+    def _while_it_computes(self) -> None:
+        """A device has begun with a step: what the one before left to be said."""
+        self._outbox.ring_held()
+        self._note()
 
     def _note(self) -> None:
         """Say in the slab what was done; nobody waits for it."""

@@ -195,7 +195,7 @@ def _create_loop(
         tally=tally,
         cycle=cycle,
         gate=gate,
-        publish=outbox.flush,
+        outbox=outbox,
         trace=table.trace,
     )
 

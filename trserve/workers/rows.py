@@ -34,9 +34,14 @@ class RowWriter:
         self._index = index
         self._block_tables = block_tables
 
-    def show(self, requests: Sequence[Request], tokens: NDArray[np.int64]) -> None:
-        """Write ``tokens`` and their source past the committed lengths, and let views show them."""
-        self.write(self.places(requests), tokens)
+    def show(
+        self, requests: Sequence[Request], tokens: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> None:
+        """Write ``tokens`` and their source past the committed lengths, and let views show them.
+
+        ``places``: those of :meth:`places`.
+        """
+        self.write(places, tokens)
         for request in requests:
             request.visible = request.length + 1
 

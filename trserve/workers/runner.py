@@ -90,6 +90,18 @@ class Runner(Protocol):
         """Raw logits of hidden states after the final norm."""
 
 
+@runtime_checkable
+class SubmittingRunner(Protocol):
+    """A runner whose steps a device computes, while the host has nothing to do but to wait.
+
+    Attributes:
+        on_submitted: called in every step, once the device has all of it; what is done there takes
+            none of the step's time.
+    """
+
+    on_submitted: Callable[[], None]
+
+
 class TorchRunner:
     """Runs a decoder over a KV cache; one forward for all rows, whatever their lengths.
 

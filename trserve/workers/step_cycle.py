@@ -22,6 +22,7 @@ from trserve.router_lib.base import StepResult
 from trserve.sched.batching import choose_step
 from trserve.workers.annotating import annotate, write_scores
 from trserve.workers.arrivals import Arrivals
+from trserve.workers.chosen import ChosenRows
 from trserve.workers.early_prefill import EarlyPrefill
 from trserve.workers.grammar import Grammars
 from trserve.workers.in_step import InStep
@@ -34,9 +35,8 @@ from trserve.workers.recorder import Recorder
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
 from trserve.workers.row_sampling import RowSamplings
-from trserve.workers.runner import ForwardOutput, Runner
+from trserve.workers.runner import ForwardOutput, Runner, SubmittingRunner
 from trserve.workers.sampler import Sampler
-from trserve.workers.states import State
 from trserve.workers.steady import SteadyRows, is_steady
 from trserve.workers.step import StepInputs
 from trserve.workers.suspects import StepGuard
@@ -73,6 +73,8 @@ class StepCycle:
 
     Attributes:
         on_note: called by :meth:`note`, for what else is to be said then.
+        on_submitted: called in each step of a runner that submits it, while its device computes.
+        submits: whether it is called at all.
         width: rows of the last turn's step if none of them was a prompt's, else 0.
         has_rest: whether the last step left a request in the middle of its prompt or suffix.
     """
@@ -108,6 +110,11 @@ class StepCycle:
         if meter is not None:
             routing.on_failure = meter.failed
         self.on_note: Callable[[], None] = _nothing_more
+        self.on_submitted: Callable[[], None] = _nothing_more
+        self._chosen: ChosenRows | None = None  # of a step that has not begun
+        self.submits = isinstance(runner, SubmittingRunner)
+        if isinstance(runner, SubmittingRunner):
+            runner.on_submitted = self._while_it_computes
         self.width = 0
         self.has_rest = False
         self._recorder = recorder
@@ -243,42 +250,32 @@ class StepCycle:
     def _run_plan(self, plan: Plan) -> None:
         self._guard.enter([request.slot for request, _ in plan])
         self._table.rows.fill(plan, self._inputs)
+        rows = self._chosen = ChosenRows(plan, self._table)
         output = self._forward(plan)
-        self._load.count_step()
-        self.note()
-        if (trace := self._table.trace) is not None and trace.unresumed:
-            trace.resumed([each for each, _ in plan], self._table.runnable, self._began_ns)
-        due: list[int] = []
-        over: list[int] = []
-        prefill: list[bool] = []
-        prompts = 0
-        if self._table.waiting:
-            self._start_waiting(plan)
-        for row, (request, tokens) in enumerate(plan):
-            before = request.num_computed
-            request.num_computed = before + tokens
-            prefills = before < request.prompt_len
-            prompts += prefills
-            if before + tokens == request.length:
-                if prefills and request.full:
-                    over.append(row)
-                else:
-                    due.append(row)
-                    prefill.append(prefills)
-        self._table.pool.note_computed(plan)
-        self.width = 0 if prompts else len(plan)
-        self.has_rest = len(due) + len(over) < len(plan)
-        if due:
-            requests = [plan[row][0] for row in due]
-            self._decide(requests, output if len(due) == len(plan) else output.rows(due), prefill)
-        for row in over:
+        if not rows.settled:
+            self._settle(rows)
+        if rows.due:
+            self._decide(rows, output if rows.all_due else output.rows(rows.due))
+        for row in rows.over:
             self._end_prompt(plan[row][0], output.logits[row])
         self._guard.leave()
 
-    def _start_waiting(self, plan: Plan) -> None:
-        for request, _ in plan:
-            if request.state is State.WAITING:
-                self._table.start(request)
+    def _while_it_computes(self) -> None:
+        """A device has begun with a step: all that can be done without its output."""
+        self._load.beat_now()
+        self.on_submitted()
+        if self._chosen is not None:
+            self._settle(self._chosen)
+
+    def _settle(self, rows: ChosenRows) -> None:
+        self._chosen = None
+        self._load.count_step()
+        self.note()
+        if (trace := self._table.trace) is not None and trace.unresumed:
+            trace.resumed([each for each, _ in rows.plan], self._table.runnable, self._began_ns)
+        rows.settle()
+        self.width = 0 if rows.prompts else len(rows.plan)
+        self.has_rest = rows.has_rest
 
     def _end_prompt(self, request: Request, logits: torch.Tensor) -> None:
         """End a request that wanted nothing but its prompt."""
@@ -299,13 +296,11 @@ class StepCycle:
         scores.write(output.also, self._runner)
         return output
 
-    def _decide(
-        self, requests: Sequence[Request], output: ForwardOutput, prefill: list[bool]
-    ) -> None:
-        sampled = output.tokens
+    def _decide(self, rows: ChosenRows, output: ForwardOutput) -> None:
+        requests, sampled = rows.requests, output.tokens
         if sampled is None:
             sampled = self._sampler.sample(output.logits, self._row_sampling.of(requests))
-        self._table.rows.show(requests, sampled)
+        self._table.rows.show(requests, sampled, rows.places)
         if self._recorder is not None:
             self._recorder.sampled(requests, output.on_host(), sampled)
         if self._arrivals.annotated:
@@ -313,7 +308,7 @@ class StepCycle:
         tokens = sampled.tolist()
         destinations: Sequence[int | None] | None = output.destinations
         if destinations is None:
-            destinations = self._destinations(requests, output, sampled, prefill)
+            destinations = self._destinations(requests, output, sampled, rows.prefill)
         self._outcomes.apply(requests, tokens, destinations)
         if self._recorder is not None:
             self._recorder.decided()

@@ -11,6 +11,7 @@ from tests.models.reference import make_model, save
 from tests.workers.cuda import harness
 from tests.workers.cuda.harness import ALL, MAX_ROWS, Beside, Row, graphs_runner, router_of
 from trserve.errors import ConfigError
+from trserve.workers.runner import SubmittingRunner
 from trserve.workers.sampler import NO_TOKEN
 
 FILTERS = (
@@ -152,6 +153,26 @@ def test_a_captured_step_gives_signs_of_life(path):
     eager = len(signs)
     beside.check([row], [1])
     assert eager >= 2 and len(signs) >= eager + 2
+
+
+def test_what_need_not_wait_for_a_step_is_done_while_the_device_has_it(path, monkeypatch):
+    """Whoever asks is told between the launch and the wait, in every kind of step."""
+    beside = Beside(path, router_of("none"), seed=12)
+    device, calls = beside.graphs._device, []
+    for name in ("submitted", "wait"):
+        inner = getattr(device, name)
+        logged = lambda inner=inner, name=name: (calls.append(name), inner())[1]  # noqa: E731
+        monkeypatch.setattr(device, name, logged)
+    assert isinstance(beside.graphs, SubmittingRunner)
+    beside.graphs.on_submitted = lambda: calls.append("meanwhile")
+    row = beside.row(6)
+    for count in (5, 1):  # launched, and captured
+        beside.fill([row], [count])
+        beside.graphs.decide(beside.step, beside.ask([row]))
+        assert calls == ["submitted", "meanwhile", "wait"]
+        calls.clear()
+    beside.graphs.forward(beside.step)
+    assert calls == ["submitted", "meanwhile"]
 
 
 def test_graphs_can_be_given_up(path):

@@ -63,6 +63,7 @@ class CudaRunner:
         model: index of the model, which its random numbers depend on.
 
     Attributes:
+        on_submitted: called in each step, once the device has all of it.
         routes: whether steps have the router's score.
         embedding: the model's input embedding, on the device.
     """
@@ -82,6 +83,7 @@ class CudaRunner:
         self.heartbeat = 0
         self.began_ns = 0
         self.on_layer: Callable[[], None] = _nothing_more
+        self.on_submitted: Callable[[], None] = _nothing_more
         self.routes = False
         self.decoder = decoder
         self.embedding = decoder.embedding
@@ -217,6 +219,7 @@ class CudaRunner:
         further = self._compute(step, also)
         self._under_way = True
         self._device.submitted()
+        self.on_submitted()
         if step.sources is not None and not self._read_well(step):
             return self.forward(step, also)
         return self._output(step.num_rows, further)
@@ -234,6 +237,7 @@ class CudaRunner:
         self._compute(step, None)
         decisions.launch(rows, self._way)
         self._device.submitted()
+        self.on_submitted()
         self._device.wait()
         if step.sources is not None and not self._read_well(step):
             return self.decide(step, ask)

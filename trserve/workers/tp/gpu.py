@@ -151,6 +151,15 @@ class FirstCudaRank:
     def on_layer(self, call: Callable[[], None]) -> None:
         self._inner.on_layer = call
 
+    @property
+    def on_submitted(self) -> Callable[[], None]:
+        """Called in each step, once this rank's device has all of it."""
+        return self._inner.on_submitted
+
+    @on_submitted.setter
+    def on_submitted(self, call: Callable[[], None]) -> None:
+        self._inner.on_submitted = call
+
     def keep_tap(self) -> None:
         """Give ``tap`` with every step from now on; before :meth:`prepare`."""
         self._inner.keep_tap()

@@ -1,0 +1,95 @@
+"""The rows of a step that was chosen anew, and what follows for its requests from its plan alone.
+
+None of that waits for the step's output: where a device computes, it is done meanwhile. Knows the
+table; no logits, no tokens and no router.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trserve.workers.memory import Plan
+from trserve.workers.request import Request
+from trserve.workers.states import State
+from trserve.workers.table import RequestTable
+
+_WAITING = State.WAITING
+
+
+class ChosenRows:
+    """One row an entry of ``plan``; what it says of them holds once they are settled.
+
+    Attributes:
+        settled: whether :meth:`settle` was called.
+        due: the rows that sample a token.
+        over: those of requests that wanted nothing but their prompts, which end with the step.
+        requests: of the rows that are due, in their order.
+        prefill: of each of these, whether the step computed some of its prompt.
+        places: int64, where ``RowWriter.write`` puts what each of these samples.
+        prompts: how many rows computed some of a prompt.
+    """
+
+    __slots__ = (
+        "_table",
+        "due",
+        "over",
+        "places",
+        "plan",
+        "prefill",
+        "prompts",
+        "requests",
+        "settled",
+    )
+
+    def __init__(self, plan: Plan, table: RequestTable) -> None:
+        self.plan = plan
+        self._table = table
+        self.settled = False
+        self.due: list[int] = []
+        self.over: list[int] = []
+        self.requests: list[Request] = []
+        self.prefill: list[bool] = []
+        self.places: NDArray[np.int64] = _NONE
+        self.prompts = 0
+
+    @property
+    def all_due(self) -> bool:
+        """Whether every row samples a token."""
+        return len(self.due) == len(self.plan)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether some row is in the middle of its prompt or suffix."""
+        return len(self.due) + len(self.over) < len(self.plan)
+
+    def settle(self) -> None:
+        """Note in each request and in the pool what the step computes. Once, after it has begun."""
+        self.settled = True
+        table = self._table
+        if table.waiting:
+            self._start_waiting()
+        for row, (request, tokens) in enumerate(self.plan):
+            before = request.num_computed
+            request.num_computed = after = before + tokens
+            prefills = before < request.prompt_len
+            self.prompts += prefills
+            if after != request.length:
+                continue
+            if prefills and request.full:
+                self.over.append(row)
+            else:
+                self.due.append(row)
+                self.requests.append(request)
+                self.prefill.append(prefills)
+        table.pool.note_computed(self.plan)
+        if self.requests:
+            self.places = table.rows.places(self.requests)
+
+    def _start_waiting(self) -> None:
+        for request, _ in self.plan:
+            if request.state is _WAITING:
+                self._table.start(request)
+
+
+_NONE = np.zeros(0, np.int64)
