@@ -6,11 +6,16 @@ table; no logits, no tokens and no router.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from trserve.router_lib.base import StepResult
 from trserve.workers.memory import Plan
 from trserve.workers.request import Request
+from trserve.workers.runner import ForwardOutput
 from trserve.workers.states import State
 from trserve.workers.table import RequestTable
 
@@ -25,18 +30,21 @@ class ChosenRows:
         due: the rows that sample a token.
         over: those of requests that wanted nothing but their prompts, which end with the step.
         requests: of the rows that are due, in their order.
-        prefill: of each of these, whether the step computed some of its prompt.
+        pinned: whether none of these ever leaves, so that no router need be asked.
+        params: their router parameters, as in ``StepResult``; None until somebody gives them.
         places: int64, where ``RowWriter.write`` puts what each of these samples.
         prompts: how many rows computed some of a prompt.
     """
 
     __slots__ = (
+        "_is_prefill",
         "_table",
         "due",
         "over",
+        "params",
+        "pinned",
         "places",
         "plan",
-        "prefill",
         "prompts",
         "requests",
         "settled",
@@ -49,7 +57,8 @@ class ChosenRows:
         self.due: list[int] = []
         self.over: list[int] = []
         self.requests: list[Request] = []
-        self.prefill: list[bool] = []
+        self.pinned = True
+        self.params: Mapping[str, torch.Tensor] | None = None
         self.places: NDArray[np.int64] = _NONE
         self.prompts = 0
 
@@ -69,6 +78,7 @@ class ChosenRows:
         table = self._table
         if table.waiting:
             self._start_waiting()
+        prefill = list[bool]()
         for row, (request, tokens) in enumerate(self.plan):
             before = request.num_computed
             request.num_computed = after = before + tokens
@@ -81,10 +91,25 @@ class ChosenRows:
             else:
                 self.due.append(row)
                 self.requests.append(request)
-                self.prefill.append(prefills)
+                prefill.append(prefills)
         table.pool.note_computed(self.plan)
         if self.requests:
             self.places = table.rows.places(self.requests)
+            self.pinned = all(request.pinned for request in self.requests)
+            self._is_prefill = torch.from_numpy(np.array(prefill))
+
+    def result(self, output: ForwardOutput, tokens: NDArray[np.int64]) -> StepResult:
+        """What a router is asked about, of the rows that are due; ``params`` are there by then."""
+        assert self.params is not None
+        return StepResult(
+            logits=output.logits,
+            hidden=output.hidden,
+            token_ids=output.tensor_of(tokens),
+            params=self.params,
+            requests=self.requests,
+            is_prefill=self._is_prefill,
+            tap=output.tap,
+        )
 
     def _start_waiting(self) -> None:
         for request, _ in self.plan:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from trserve.router_lib.base import BaseRouter, StepResult
+from trserve.router_lib.base import BaseRouter
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
 from trserve.workers.row_sampling import RowSamplings
@@ -71,13 +70,18 @@ def is_capturable(router: BaseRouter) -> bool:
 
 
 class InStep:
-    """Asks ``runner`` to decide where it can, and to compute alone where it cannot."""
+    """Asks ``runner`` to decide where it can, and to compute alone where it cannot.
+
+    Attributes:
+        asks_host: whether the router is asked after every step.
+    """
 
     def __init__(self, runner: Runner, routing: Routing) -> None:
         self._runner = runner
         self._deciding = runner if isinstance(runner, DecidingRunner) else None
         self._routing = routing
         self._samplings = RowSamplings()
+        self.asks_host = self._deciding is None or not self._deciding.routes
 
     def compute(
         self, inputs: StepInputs, requests: Sequence[Request], *, routes: bool
@@ -106,22 +110,3 @@ class InStep:
         if runner is None or runner.routes or not self._routing.router.reads_model:
             return output
         return output.on_host()
-
-    def result(
-        self,
-        requests: Sequence[Request],
-        output: ForwardOutput,
-        sampled: NDArray[np.int64],
-        prefill: Sequence[bool],
-    ) -> StepResult:
-        """What the router is asked about after the step; ``prefill`` as in ``StepResult``."""
-        output = self.readable(output)
-        return StepResult(
-            logits=output.logits,
-            hidden=output.hidden,
-            token_ids=output.tensor_of(sampled),
-            params=self._routing.parameter_tensors(requests),
-            requests=requests,
-            is_prefill=torch.from_numpy(np.array(prefill)),
-            tap=output.tap,
-        )

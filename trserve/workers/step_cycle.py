@@ -274,6 +274,8 @@ class StepCycle:
         if (trace := self._table.trace) is not None and trace.unresumed:
             trace.resumed([each for each, _ in rows.plan], self._table.runnable, self._began_ns)
         rows.settle()
+        if self._in_step.asks_host and not rows.pinned:
+            rows.params = self._routing.parameter_tensors(rows.requests)
         self.width = 0 if rows.prompts else len(rows.plan)
         self.has_rest = rows.has_rest
 
@@ -308,23 +310,21 @@ class StepCycle:
         tokens = sampled.tolist()
         destinations: Sequence[int | None] | None = output.destinations
         if destinations is None:
-            destinations = self._destinations(requests, output, sampled, rows.prefill)
+            destinations = self._destinations(rows, output, sampled)
         self._outcomes.apply(requests, tokens, destinations)
         if self._recorder is not None:
             self._recorder.decided()
 
     def _destinations(
-        self,
-        requests: Sequence[Request],
-        output: ForwardOutput,
-        sampled: NDArray[np.int64],
-        prefill: list[bool],
+        self, rows: ChosenRows, output: ForwardOutput, sampled: NDArray[np.int64]
     ) -> Sequence[int | None]:
-        if all(request.pinned for request in requests):
-            return [0] * len(requests)
-        result = self._in_step.result(requests, output, sampled, prefill)
+        if rows.pinned:
+            return [0] * len(rows.requests)
+        if rows.params is None:
+            rows.params = self._routing.parameter_tensors(rows.requests)
+        result = rows.result(self._in_step.readable(output), sampled)
         if any(request.params.trace for request in self._arrivals.annotated):
-            write_scores(requests, self._routing.scores(result) or ())
+            write_scores(rows.requests, self._routing.scores(result) or ())
         return self._ask(result)
 
     def _ask(self, result: StepResult) -> Sequence[int | None]:
