@@ -377,6 +377,93 @@ def test_the_admins_key_is_passed_on() -> None:
     on_stage(act, key="inner")
 
 
+async def goes_and_comes(stage: Stage, index: int, status: int = 200) -> FakeGroup:
+    """A group is lost, and another begins in its place."""
+    await stage.groups[index].stop()
+    front = stage.front.groups
+    front.lose(front.all[index], "gone")
+    stage.groups[index] = group = FakeGroup("new")
+    group.status = status
+    return group
+
+
+async def readiness(stage: Stage, index: int, ready: bool = True) -> None:
+    while stage.front.groups.all[index].ready is not ready:
+        await asyncio.sleep(0.01)
+
+
+def test_a_group_that_comes_back_is_told_what_was_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before it serves, once, all of it; the key that it came with goes along."""
+    monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
+    changes = (
+        {"router": {"tau": 0.5, "p": 0.1}, "batch_threshold": [1, 3]},
+        {"router": {"tau": None}},
+        {"batch_threshold": "auto"},
+    )
+
+    async def act(stage: Stage) -> None:
+        async def change(body: object) -> int:
+            headers = {"authorization": "Bearer boss"}
+            async with stage.post("/v1/trserve/routing", body, **headers) as reply:
+                return reply.status
+
+        assert await change(changes[0]) == 200
+        new = await goes_and_comes(stage, 1)
+        for body in changes[1:]:
+            assert await change(body) == 200
+        stage.groups[0].status = 400
+        assert await change({"router": {"tau": "no number"}}) == 400  # in force nowhere
+        stage.front.groups.move(1, await new.start(), "")
+        await readiness(stage, 1)
+        told = [(r.path, r.headers["authorization"]) for r in new.asked]
+        assert told == [("/v1/trserve/routing", "Bearer boss")]
+        assert orjson.loads(new.bodies[0]) == {
+            "router": {"tau": None, "p": 0.1},
+            "batch_threshold": "auto",
+        }
+
+    on_stage(act, key="inner")
+
+
+@pytest.mark.parametrize("status", [400, 503])
+def test_a_group_that_does_not_take_the_change(
+    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked again where it cannot yet; where it refuses, it serves and the log says so."""
+    monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
+
+    async def act(stage: Stage) -> None:
+        async with stage.post("/v1/trserve/routing", {"router": {"tau": 1}}) as reply:
+            assert reply.status == 200
+        new = await goes_and_comes(stage, 1, status)
+        stage.front.groups.move(1, await new.start(), "")
+        if status == 503:
+            while len(new.asked) < 3:
+                await asyncio.sleep(0.01)
+            assert not stage.front.groups.all[1].ready
+            new.status = 200
+        await readiness(stage, 1)
+
+    on_stage(act)
+    errors = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert len(errors) == (status == 400)
+    assert not errors or "group 1 refuses the routing change" in errors[0].getMessage()
+
+
+def test_a_group_that_comes_back_unchanged_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
+
+    async def act(stage: Stage) -> None:
+        new = await goes_and_comes(stage, 0)
+        stage.front.groups.move(0, await new.start(), "")
+        await readiness(stage, 0)
+        assert new.asked == []
+
+    on_stage(act)
+
+
 def test_a_host_that_vanishes_is_given_up() -> None:
     """Nothing is sent to it while it answers, so that only the kernel's own question finds out."""
     with _watched_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as made:

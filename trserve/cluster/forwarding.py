@@ -19,6 +19,8 @@ from yarl import URL
 
 from trserve.cluster.affinity import Affinity
 from trserve.cluster.groups import Group, Groups
+from trserve.cluster.standing import PATH as CHANGE
+from trserve.cluster.standing import StandingChange
 from trserve.endpoint_plan import EndpointPlan
 from trserve.errors import RequestError
 from trserve.gateway.access import ADMIN_PATHS, Access
@@ -30,7 +32,7 @@ SESSION_HEADERS: Final = (b"x-session-affinity", b"x-session-id")
 SESSION_FIELDS: Final = ("session_id", "prompt_cache_key", "user")
 PROMPT_FIELDS: Final = ("messages", "prompt", "input_ids", "text")
 FLUSH: Final = "/flush_cache"
-EVERYWHERE: Final = frozenset({"/v1/trserve/routing", FLUSH, "/abort_request"})
+EVERYWHERE: Final = frozenset({CHANGE, FLUSH, "/abort_request"})
 """What one asks of the server means every group of it."""
 
 ONE_OF_THEM: Final = "/v1/trserve/requests/"
@@ -78,6 +80,8 @@ class Forwarding:
         self._affinity = affinity
         self._session = session
         self._key = key
+        self._standing = StandingChange(session)
+        groups.on_return = self._standing.bring
         self.describe: Callable[[], dict[str, Any]] = dict
         self.draining = False
         self.choices: Counter[str] = Counter()
@@ -115,7 +119,10 @@ class Forwarding:
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         reads = scope["method"] == "GET" and scope["path"] != FLUSH  # which GET does as well
-        if scope["path"] in EVERYWHERE and not reads:
+        if scope["path"] == CHANGE and not reads:
+            async with self._standing.turn:
+                await self._ask_all(scope, body, send)
+        elif scope["path"] in EVERYWHERE and not reads:
             await self._ask_all(scope, body, send)
         elif scope["path"].startswith(ONE_OF_THEM):
             await self._ask_until_found(scope, send)
@@ -206,6 +213,9 @@ class Forwarding:
         if not ready:
             raise self._nobody()
         answers = await asyncio.gather(*(self._whole(group, scope, body) for group in ready))
+        changed = scope["path"] == CHANGE and scope["method"] == "POST"
+        if changed and any(status < 400 for status, _ in answers):
+            self._standing.note(self._request_headers(scope), body)
         status, said = next((each for each in answers if each[0] >= 400), answers[0])
         await send_json(send, status, said)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +53,9 @@ class Groups:
     Args:
         session: makes the requests.
         on_loss: called with the index of a group that went away.
+
+    Attributes:
+        on_return: asked about a group that answers again; False if it is not to serve yet.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Groups:
         self.all: Sequence[Group] = [Group(index) for index in range(count)]
         self._session = session
         self._on_loss = on_loss
+        self.on_return: Callable[[Group], Awaitable[bool]] = _at_once
         self.changed = asyncio.Event()
 
     def move(self, index: int, url: str, detail: str) -> None:
@@ -101,6 +105,11 @@ class Groups:
             return  # it moved meanwhile
         if not ready:
             self.lose(group, detail)
-        elif not group.ready:
+        elif not group.ready and await self.on_return(group) and group.url == url:
             log.info("group %d is ready at %s", group.index, url)
             group.ready, group.detail = True, detail
+
+
+async def _at_once(group: Group) -> bool:
+    """Whoever answers serves."""
+    return True
