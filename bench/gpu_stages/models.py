@@ -19,8 +19,9 @@ from trserve.models.decoder import Decoder
 from trserve.models.spec import read_spec
 from trserve.router_lib.base import BaseRouter, RouterContext
 from trserve.router_lib.uncertainty import Entropy
+from trserve.workers.cuda.buckets import RunnerLimits
 from trserve.workers.cuda.create import assemble_runner
-from trserve.workers.cuda.runner import CudaRunner, RunnerLimits
+from trserve.workers.cuda.runner import CudaRunner
 from trserve.workers.in_step import StepAsk
 from trserve.workers.row_sampling import greedy
 from trserve.workers.step import StepInputs

@@ -133,6 +133,19 @@ def test_who_streams_may_be_rung_later(log: list[tuple[str, Any]]) -> None:
         assert bells(log) == []
 
 
+def test_whoever_has_something_to_do_is_not_rung_again(log: list[tuple[str, Any]]) -> None:
+    """An edge port streams, and requests come back to it."""
+    with memory(slots=4, workers=3) as shared:
+        outbox = logged_outbox(shared, log)
+        outbox.also_ring(2, 0)
+        outbox.store_baton(0, LIVE)
+        outbox.send(2, Descriptor(Kind.RUN, 0, 6, 1))
+        outbox.flush(hold=True)
+        assert bells(log) == [shared.bells[2]]
+        outbox.ring_held()
+        assert bells(log) == [shared.bells[3]]
+
+
 def test_a_publication_that_holds_nothing_rings_what_was_held(log: list[tuple[str, Any]]) -> None:
     with memory(workers=3) as shared:
         outbox = logged_outbox(shared, log)

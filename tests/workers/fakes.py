@@ -38,6 +38,7 @@ from trserve.workers.table import RequestTable
 
 VOCAB = 64
 EOS = 7
+POISON = -2  # no token
 BLOCK = 4
 
 Token = Callable[[int, Sequence[int]], int]
@@ -78,12 +79,18 @@ class HashRunner:
         self.batches: list[list[int]] = []
 
     def forward(self, inputs: StepInputs, also: Any = None) -> ForwardOutput:
-        tokens, rows = inputs.num_tokens, inputs.num_rows
-        slots = inputs.slots[:tokens]
-        assert len(set(slots.tolist())) == tokens, "two tokens in one place"
+        self._check(inputs)
+        return self._compute(inputs, also)
+
+    def _check(self, inputs: StepInputs) -> None:
+        slots = inputs.slots[: inputs.num_tokens]
+        assert len(set(slots.tolist())) == len(slots), "two tokens in one place"
         written = set((slots // self.size).tolist())
         assert not any(map(self.pool.is_cached, written)), "others may read what is written"
-        self.kv[slots] = inputs.token_ids[:tokens]
+
+    def _compute(self, inputs: StepInputs, also: Any) -> ForwardOutput:
+        tokens, rows = inputs.num_tokens, inputs.num_rows
+        self.kv[inputs.slots[:tokens]] = inputs.token_ids[:tokens]
         self.batches.append(np.diff(inputs.query_start[: rows + 1]).tolist())
         tokens_after = [
             self.token(self.model, self._held(inputs, row, int(inputs.kv_len[row])))
@@ -117,19 +124,25 @@ class HashRunner:
 
 
 class SubmittingHashRunner(HashRunner):
-    """Says that a device has its step, as a GPU's runner; the step's arrays are to stay as then."""
+    """Says that a device has its step, and computes it after that.
+
+    Twice, as a GPU that found its inputs overwritten does. The step's arrays are to stay as they
+    were, and until it is over nobody may rely on what it writes.
+    """
 
     def __init__(self, model: int, pool: BlockPool, token: Token = hash_token) -> None:
         super().__init__(model, pool, token)
         self.on_submitted: Callable[[], None] = lambda: None
 
     def forward(self, inputs: StepInputs, also: Any = None) -> ForwardOutput:
-        output = super().forward(inputs, also)
+        self._check(inputs)
+        self.kv[inputs.slots[: inputs.num_tokens]] = POISON
         before = self._arrays(inputs)
-        self.on_submitted()
+        for _ in range(2):
+            self.on_submitted()
         for array, was in zip(self._arrays(inputs), before, strict=True):
             assert (array == was).all()
-        return output
+        return self._compute(inputs, also)
 
     def _arrays(self, inputs: StepInputs) -> list[NDArray[np.integer]]:
         rows, tokens = inputs.num_rows, inputs.num_tokens

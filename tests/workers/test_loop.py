@@ -18,9 +18,11 @@ from tests.workers.fakes import (
     world,
 )
 from tests.workers.running import LONG_S, Running
+from trserve.gateway.slots import Slot
 from trserve.ipc.doorbell import ring, silence
 from trserve.ipc.links import ShmMedium
 from trserve.ipc.rings import Descriptor, Kind
+from trserve.ipc.tally import read_tally
 from trserve.workers import loop as loop_module
 
 ROUTE = hash_route(1, 40)
@@ -167,27 +169,32 @@ def rung(running: Running) -> bool:
 
 
 def test_the_gateway_is_rung_once_the_next_step_is_under_way(submitting: Running) -> None:
-    """Not before, as it would cost the step's time; and at once where no step follows."""
+    """Not before, as it would cost the step's time; by then the steps before are noted."""
     w, loop = submitting.world, submitting.loops[0]
     worker = w.workers[0]
-    slot = w.submit([1, 2, 3], limit=6, pinned=True, eos_token_ids=())
+    slot = w.submit([1, 2, 3], limit=15, pinned=True, eos_token_ids=())
     rung(submitting)
     seen: list[tuple[int, bool, int]] = []
+    computed: list[int] = []
     inner = worker.runner.on_submitted  # type: ignore[attr-defined]
 
     def on_submitted() -> None:
-        before = rung(submitting)
         inner()
-        seen.append((w.baton(slot).length, before or rung(submitting), w.slab.tally_words(0)[0]))
+        timed = int(read_tally(w.slab, 0).steps.sum())
+        seen.append((w.baton(slot).length, rung(submitting), timed))
+        computed.append(worker.table.runnable[slot.index].num_computed)
 
     worker.runner.on_submitted = on_submitted  # type: ignore[attr-defined]
-    for length in (4, 5):
+    for length in range(4, 15):
         assert loop.turn()
         assert w.baton(slot).length == length, "published at once"
         assert not rung(submitting), "but no bell yet"
     assert loop.turn()
     assert submitting.done(slot) and rung(submitting), "the end is nothing to wait with"
-    assert [(length, bell) for length, bell, _ in seen] == [(3, False), (4, True), (5, True)]
+    # Twice each step. The first, which had the prompt, is not timed.
+    assert seen[::2] == [(3 + n, n > 0, max(0, n - 1)) for n in range(12)]
+    assert not any(bell for _, bell, _ in seen[1::2])
+    assert computed[:6] == [3, 3, 4, 4, 5, 5], "before rows are known, a step is counted meanwhile"
     submitting.start()
 
 
@@ -203,19 +210,84 @@ def test_where_no_step_follows_the_gateway_is_rung_at_once(submitting: Running) 
     submitting.start()
 
 
-def test_a_closed_gate_does_not_keep_the_gateway_waiting() -> None:
+def test_a_closed_gate_does_not_keep_the_gateway_waiting(submitting: Running) -> None:
     """One step held the bell, and before the next the gate closes."""
-    for running in loops(SubmittingHashRunner, thresholds=(1, 1), max_wait_s=30.0):
-        w, loop = running.world, running.loops[0]
-        slot = w.submit([1, 2, 3], limit=9, pinned=True, eos_token_ids=())
-        rung(running)
-        assert loop.turn() and not rung(running)
-        loop._gate = Closed()  # type: ignore[assignment]
+    w, loop = submitting.world, submitting.loops[0]
+    slot = stepped_once(submitting)
+    loop._gate = Closed()  # type: ignore[assignment]
+    assert loop.turn()
+    assert rung(submitting)
+    assert w.baton(slot).length == 4
+    loop._gate = w.workers[0].gate
+    submitting.start()
+
+
+def stepped_once(running: Running, **options: Any) -> Slot:
+    """A request that goes on, and whose last token the gateway was not rung for yet."""
+    slot = running.world.submit([1, 2, 3], limit=9, pinned=True, eos_token_ids=(), **options)
+    rung(running)
+    assert running.loops[0].turn() and not rung(running)
+    return slot
+
+
+def test_a_turn_that_submits_nothing_keeps_nobody_waiting(submitting: Running) -> None:
+    loop = submitting.loops[0]
+    stepped_once(submitting)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submitting.world.workers[0].cycle, "_step", lambda now_ns: None)
         assert loop.turn()
-        assert rung(running)
-        assert w.baton(slot).length == 4
-        loop._gate = w.workers[0].gate
-        running.start()
+    assert rung(submitting)
+    submitting.start()
+
+
+def test_the_gateway_is_rung_before_somebody_elses_code_runs(
+    submitting: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that looks at what arrives, say; and before the worker looks around."""
+    w, loop = submitting.world, submitting.loops[0]
+    stepped_once(submitting)
+    arrivals, seen = w.workers[0].cycle._arrivals, list[bool]()
+    monkeypatch.setattr(arrivals._routing, "asks_on_arrival", True)
+    monkeypatch.setattr(arrivals, "_ask", lambda request: seen.append(rung(submitting)))
+    w.submit([4, 5], limit=9, pinned=True)
+    silence(w.memory.bells[-1])
+    assert loop.turn()
+    assert seen == [True]
+    rung(submitting)
+    loop._rescan()
+    assert rung(submitting), "for the step that followed"
+    submitting.start()
+
+
+def test_the_gateway_is_rung_before_a_control_message_is_heeded(submitting: Running) -> None:
+    loop = submitting.loops[0]
+    stepped_once(submitting)
+    seen: list[bool] = []
+
+    def on_control() -> bool:
+        seen.append(rung(submitting))
+        os.read(submitting.control, 1)
+        return True
+
+    heeds, loop._on_control = loop._on_control, on_control
+    os.write(submitting.say, b"x")
+    assert loop.turn()
+    assert seen == [True]
+    loop._on_control = heeds
+    submitting.start()
+
+
+def test_the_last_token_before_the_end_is_rung_for(submitting: Running) -> None:
+    loop = submitting.loops[0]
+    slot = stepped_once(submitting)
+    turns = iter([True, False])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "turn", lambda: next(turns))
+        loop._outbox.store_baton(slot.index, submitting.world.slab.baton[slot.index])
+        loop._outbox.flush(hold=True)
+        loop.run()
+    assert rung(submitting)
+    submitting.start()
 
 
 class Closed:

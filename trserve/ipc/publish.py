@@ -114,6 +114,7 @@ class Outbox:
                 self._bells.add(worker)
         for consumer in self._bells:
             ring(self._doorbells[consumer])
+        self._held -= self._bells
         self._bells.clear()
         if not hold:
             self.ring_held()

@@ -6,6 +6,8 @@ as in a step, so whom it is asked about is listed as a step's requests are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.baton import Finish
 from trserve.ipc.slab import Reach, Slab, WorkerStatus
@@ -21,6 +23,7 @@ class Arrivals:
 
     Attributes:
         annotated: the requests with a book, until somebody takes out those that are over.
+        on_detour: called before a grammar is compiled or a router asked, which may take long.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Arrivals:
         self._guard = guard
         self._grammars = grammars
         self.annotated: list[Request] = []
+        self.on_detour: Callable[[], None] = _nothing_more
         table.on_arrival = self.take_in
 
     def take_in(self, request: Request) -> None:
@@ -50,11 +54,13 @@ class Arrivals:
             )
             self.annotated.append(request)
         if request.params.grammar and request.constraint is None:
+            self.on_detour()
             self._guard.enter((request.slot,))
             assert self._grammars is not None
             request.constraint = self._grammars.constraint(request.params, request.prompt_len)
             self._guard.leave()
         if self._routing.asks_on_arrival:
+            self.on_detour()
             self._guard.enter((request.slot,))
             self._ask(request)
             self._guard.leave()
@@ -79,3 +85,7 @@ class Arrivals:
             for worker, words in enumerate(self._slab.workers)
             if words.get("status") == WorkerStatus.LOST or words.get("reach") == Reach.ALONE
         )
+
+
+def _nothing_more() -> None:
+    """Nothing else is to be done before."""

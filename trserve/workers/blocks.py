@@ -171,7 +171,10 @@ class BlockPool:
             self.hit_tokens += request.num_cached * self.block_size
 
     def note_computed(self, rows: Iterable[tuple[Request, int]]) -> None:
-        """After a step: cache the blocks that are full and lie before the last token computed."""
+        """A step has begun: cache the blocks that are full and lie before its last token.
+
+        Nothing is allocated and no block is looked for until it has ended.
+        """
         if self._cache is None:
             return
         size = self.block_size
@@ -189,7 +192,8 @@ class BlockPool:
 
         A block that another request has cached meanwhile replaces the request's own, so that a
         request's blocks are cached from the first on without a gap, and each block's parent is
-        held by whoever holds the block. The own one is free at once: no step is in flight here.
+        held by whoever holds the block. The own one is free at once, though the step that writes to
+        it may be under way: whoever gets it does so after that.
         """
         cache = self._cache
         if cache is None:

@@ -1,7 +1,7 @@
 """The rows of a step that was chosen anew, and what follows for its requests from its plan alone.
 
 None of that waits for the step's output: where a device computes, it is done meanwhile. Knows the
-table; no logits, no tokens and no router.
+table, and what a router is to be asked; samples, decides and commits nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class ChosenRows:
     """One row an entry of ``plan``; what it says of them holds once they are settled.
 
     Attributes:
-        settled: whether :meth:`settle` was called.
         due: the rows that sample a token.
         over: those of requests that wanted nothing but their prompts, which end with the step.
         requests: of the rows that are due, in their order.
@@ -47,13 +46,11 @@ class ChosenRows:
         "plan",
         "prompts",
         "requests",
-        "settled",
     )
 
     def __init__(self, plan: Plan, table: RequestTable) -> None:
         self.plan = plan
         self._table = table
-        self.settled = False
         self.due: list[int] = []
         self.over: list[int] = []
         self.requests: list[Request] = []
@@ -74,7 +71,6 @@ class ChosenRows:
 
     def settle(self) -> None:
         """Note in each request and in the pool what the step computes. Once, after it has begun."""
-        self.settled = True
         table = self._table
         if table.waiting:
             self._start_waiting()

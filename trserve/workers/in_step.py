@@ -73,7 +73,7 @@ class InStep:
     """Asks ``runner`` to decide where it can, and to compute alone where it cannot.
 
     Attributes:
-        asks_host: whether the router is asked after every step.
+        asks_host: whether no step ever decides where a request goes.
     """
 
     def __init__(self, runner: Runner, routing: Routing) -> None:

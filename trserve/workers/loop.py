@@ -2,10 +2,12 @@
 
 Each iteration is three stages, and no stage waits for another worker: (1) drain the rings and look
 at the slots they hint at, (2) if the gate is open, one step over the runnable requests, (3) publish
-what it committed and handed off. With the gate closed the worker sleeps until something comes, or
-the gate opens by itself. With nothing runnable it sleeps on its doorbell, the control socket and
-the launcher's life; the sleep ends after a second at the latest, and one that ends so and finds
-work is counted, because it means that a doorbell was missed.
+what it committed and handed off. Beside a device the bell of whoever streams that is rung in the
+next iteration's step, once the device has it, and before anything else that may take long. With
+the gate closed the worker sleeps until something comes, or the gate opens by itself. With nothing
+runnable it sleeps on its doorbell, the control socket and the launcher's life; the sleep ends after
+a second at the latest, and one that ends so and finds work is counted, because it means that a
+doorbell was missed.
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ class WorkerLoop:
         self._uncounted: list[tuple[int, int, int, int]] = []
         cycle.on_note = self._count
         cycle.on_submitted = self._while_it_computes
+        cycle.on_detour = outbox.ring_held
         self._poller = select.epoll()
         # The bell is never read: a poll says once that it rang since the one before, and what is
         # published from then on rings again.
@@ -101,8 +104,11 @@ class WorkerLoop:
             return
         self._rescan()
         self._outbox.flush()
-        while self.turn():
-            pass
+        try:
+            while self.turn():
+                pass
+        finally:
+            self._outbox.ring_held()
 
     def turn(self) -> bool:
         """One iteration; False once the loop is to end."""
@@ -127,7 +133,6 @@ class WorkerLoop:
         steps = self._step_if_open(time.monotonic_ns())
         if (steps or events) and (self._wait_s or not (self._table.runnable or self._table.ahead)):
             # Whoever was just rung may be waiting for this core.
-            self._outbox.ring_held()
             self._sleep_s = NOTE_AFTER_S
         elif not (steps and self._cycle.submits):
             self._note()
@@ -149,7 +154,8 @@ class WorkerLoop:
         else:
             cycle.rest(now_ns)
         self._outbox.ring_held()
-        self._outbox.flush(hold=steps and cycle.submits)
+        more = bool(table.runnable or table.ahead)
+        self._outbox.flush(hold=steps and more and cycle.submits)
         gate.rest(len(table.runnable))
         if steps:
             self._uncounted.append((cycle.width, cycle.rows, now_ns, time.monotonic_ns()))
@@ -177,6 +183,7 @@ class WorkerLoop:
 
     def _react(self, ready: set[int], *, busy: bool) -> bool:
         """Look at what woke the worker, or at nothing that did; False once the loop is to end."""
+        self._outbox.ring_held()
         if self._launcher_fd in ready:
             log.error("the launcher ended; so does this worker")
             return False
@@ -212,5 +219,6 @@ class WorkerLoop:
         return any(fd == self._bell for fd, _ in self._poller.poll(0))
 
     def _rescan(self) -> None:
+        self._outbox.ring_held()
         self._table.rescan()
         self._cycle.look_around()

@@ -74,6 +74,7 @@ class StepCycle:
     Attributes:
         on_note: called by :meth:`note`, for what else is to be said then.
         on_submitted: called in each step of a runner that submits it, while its device computes.
+        on_detour: called before something that may take long and is no step.
         submits: whether it is called at all.
         width: rows of the last turn's step if none of them was a prompt's, else 0.
         has_rest: whether the last step left a request in the middle of its prompt or suffix.
@@ -111,7 +112,8 @@ class StepCycle:
             routing.on_failure = meter.failed
         self.on_note: Callable[[], None] = _nothing_more
         self.on_submitted: Callable[[], None] = _nothing_more
-        self._chosen: ChosenRows | None = None  # of a step that has not begun
+        self.on_detour: Callable[[], None] = _nothing_more
+        self._unsettled: ChosenRows | None = None
         self.submits = isinstance(runner, SubmittingRunner)
         if isinstance(runner, SubmittingRunner):
             runner.on_submitted = self._while_it_computes
@@ -132,6 +134,7 @@ class StepCycle:
         self._unchanged = 0  # steps chosen since that moved
         self._steady: SteadyRows | None = None
         self._arrivals = Arrivals(index, slab, table, routing, self._guard, grammars)
+        self._arrivals.on_detour = lambda: self.on_detour()
         self._outcomes = Outcomes(table, routing, tally)
 
     @property
@@ -250,10 +253,9 @@ class StepCycle:
     def _run_plan(self, plan: Plan) -> None:
         self._guard.enter([request.slot for request, _ in plan])
         self._table.rows.fill(plan, self._inputs)
-        rows = self._chosen = ChosenRows(plan, self._table)
+        rows = self._unsettled = ChosenRows(plan, self._table)
         output = self._forward(plan)
-        if not rows.settled:
-            self._settle(rows)
+        self._settle()
         if rows.due:
             self._decide(rows, output if rows.all_due else output.rows(rows.due))
         for row in rows.over:
@@ -264,11 +266,12 @@ class StepCycle:
         """A device has begun with a step: all that can be done without its output."""
         self._load.beat_now()
         self.on_submitted()
-        if self._chosen is not None:
-            self._settle(self._chosen)
+        self._settle()
 
-    def _settle(self, rows: ChosenRows) -> None:
-        self._chosen = None
+    def _settle(self) -> None:
+        rows, self._unsettled = self._unsettled, None
+        if rows is None:  # a device had the step
+            return
         self._load.count_step()
         self.note()
         if (trace := self._table.trace) is not None and trace.unresumed:

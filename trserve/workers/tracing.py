@@ -83,7 +83,7 @@ class WorkerTrace:
         self._note(_FINISHED, reason, request.slot, request.gen)
 
     def resumed(self, requests: Iterable[Request], runnable: Container[int], began_ns: int) -> None:
-        """These are in the step that began then; called after the forward.
+        """These are in the step that began then; called once it is under way.
 
         ``runnable`` has the slots of those that may still come into one.
         """

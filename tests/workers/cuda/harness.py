@@ -15,8 +15,9 @@ from trserve.models.loading import load_model
 from trserve.models.spec import read_spec
 from trserve.router_lib.base import BaseRouter, RouterContext, StepResult
 from trserve.router_lib.registry import describe
+from trserve.workers.cuda.buckets import RunnerLimits
 from trserve.workers.cuda.create import assemble_runner
-from trserve.workers.cuda.runner import CudaRunner, RunnerLimits
+from trserve.workers.cuda.runner import CudaRunner
 from trserve.workers.in_step import StepAsk
 from trserve.workers.kv_cache import KVCache
 from trserve.workers.routing import Routing, create_router

@@ -29,6 +29,15 @@ EXTEND_WIDTHS: Final = (2, 4, 8)
 _STEP: Final = 8
 
 
+@dataclass(frozen=True)
+class RunnerLimits:
+    """The largest step, and what is captured (:data:`PIECES`)."""
+
+    max_rows: int
+    max_tokens: int
+    pieces: frozenset[str]
+
+
 class Bucket(NamedTuple):
     """A graph's shape: ``rows`` rows of ``width`` tokens."""
 

@@ -21,9 +21,9 @@ from trserve.models.cuda.decoder import CudaDecoder
 from trserve.models.cuda.weights import check_device_memory, device_caches, load_onto
 from trserve.models.decoder import Decoder
 from trserve.models.spec import read_spec
-from trserve.workers.cuda.buckets import pieces_from_environment
+from trserve.workers.cuda.buckets import RunnerLimits, pieces_from_environment
 from trserve.workers.cuda.graphs import GraphDevice, NoGraphsOnCpu, graph_device
-from trserve.workers.cuda.runner import CudaRunner, RunnerLimits
+from trserve.workers.cuda.runner import CudaRunner
 
 if TYPE_CHECKING:
     from trserve.plan import ModelPlan, ServerPlan

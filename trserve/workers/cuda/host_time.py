@@ -27,7 +27,7 @@ from trserve.models.dummy import dummy_source
 from trserve.models.spec import ModelSpec, spec_from_config
 from trserve.router_lib.base import BaseRouter, RouterContext
 from trserve.router_lib.uncertainty import Entropy
-from trserve.workers.cuda.buckets import PIECES
+from trserve.workers.cuda.buckets import PIECES, RunnerLimits
 from trserve.workers.cuda.create import assemble_runner
 from trserve.workers.cuda.graphs import (
     Graph,
@@ -37,7 +37,7 @@ from trserve.workers.cuda.graphs import (
     Work,
     graph_device,
 )
-from trserve.workers.cuda.runner import CudaRunner, RunnerLimits
+from trserve.workers.cuda.runner import CudaRunner
 from trserve.workers.in_step import StepAsk
 from trserve.workers.row_sampling import greedy
 from trserve.workers.step import StepInputs

@@ -24,7 +24,7 @@ from trserve.models.cuda.attention import AttentionBackend, BatchGeometry
 from trserve.models.cuda.decoder import CudaDecoder
 from trserve.models.layers import Linear
 from trserve.router_lib.base import BaseRouter
-from trserve.workers.cuda.buckets import Bucket, Buckets
+from trserve.workers.cuda.buckets import Bucket, Buckets, RunnerLimits
 from trserve.workers.cuda.decisions import Decisions, StepTensors, way_of
 from trserve.workers.cuda.graphs import Graph, GraphDevice, freeze_after_capture
 from trserve.workers.cuda.static_inputs import StaticInputs, TokenViews
@@ -34,15 +34,6 @@ from trserve.workers.sampler import RowSampling
 from trserve.workers.step import StepInputs
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunnerLimits:
-    """The largest step, and what is captured (``buckets.PIECES``)."""
-
-    max_rows: int
-    max_tokens: int
-    pieces: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -63,7 +54,8 @@ class CudaRunner:
         model: index of the model, which its random numbers depend on.
 
     Attributes:
-        on_submitted: called in each step, once the device has all of it.
+        on_submitted: called in each step, once the device has its graph, or before the first layer
+            that is launched by itself.
         routes: whether steps have the router's score.
         embedding: the model's input embedding, on the device.
     """
@@ -105,6 +97,7 @@ class CudaRunner:
         self._sampling: RowSampling | None = None
         self._way = ""
         self._under_way = False
+        self._told = True
 
     # ---------------------------------------------------------------- once
 
@@ -184,7 +177,7 @@ class CudaRunner:
             last = ends.to(self.decoder.device)
 
         def work() -> None:
-            self._forward(views, bucket.rows, last, self.on_layer)
+            self._forward(views, bucket.rows, last, self._in_launches)
 
         launch = work
         if bucket.piece in self._limits.pieces:
@@ -219,7 +212,7 @@ class CudaRunner:
         further = self._compute(step, also)
         self._under_way = True
         self._device.submitted()
-        self.on_submitted()
+        self._tell()
         if step.sources is not None and not self._read_well(step):
             return self.forward(step, also)
         return self._output(step.num_rows, further)
@@ -237,7 +230,7 @@ class CudaRunner:
         self._compute(step, None)
         decisions.launch(rows, self._way)
         self._device.submitted()
-        self.on_submitted()
+        self._tell()
         self._device.wait()
         if step.sources is not None and not self._read_well(step):
             return self.decide(step, ask)
@@ -253,6 +246,16 @@ class CudaRunner:
         """Raw logits of hidden states after the final norm, on the host."""
         on = hidden.to(self.decoder.device, self.decoder.dtype)
         return self._head(on).float().cpu()
+
+    def _in_launches(self) -> None:
+        """A layer is about to be launched: that of a whole step may take the host as long."""
+        self.on_layer()
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self.on_submitted()
 
     def _await_previous(self) -> None:
         """The buffers may be written to again once the step before has read them."""
@@ -284,6 +287,7 @@ class CudaRunner:
 
     def _compute(self, step: StepInputs, also: NDArray[np.int64] | None) -> torch.Tensor | None:
         self._await_previous()
+        self._told = False
         bucket = self._buckets.find(step) if also is None else None
         if bucket is None:
             return self._eager(step, also)
@@ -312,7 +316,7 @@ class CudaRunner:
             last = torch.from_numpy(ends.astype(np.int64)).to(self.decoder.device)
         elif not step.decode_only:
             last = self._inputs.device.last[:rows]
-        return self._forward(views, rows, last, self.on_layer)
+        return self._forward(views, rows, last, self._in_launches)
 
     def _forward(
         self,

@@ -27,9 +27,9 @@ from trserve.models.spec import read_spec
 from trserve.plan import ModelPlan, ServerPlan
 from trserve.router_lib.base import BaseRouter, RouterContext
 from trserve.router_lib.none import NoRouter
-from trserve.workers.cuda.buckets import pieces_from_environment
+from trserve.workers.cuda.buckets import RunnerLimits, pieces_from_environment
 from trserve.workers.cuda.create import assemble_runner, attention_from_environment
-from trserve.workers.cuda.runner import CudaRunner, RunnerLimits
+from trserve.workers.cuda.runner import CudaRunner
 from trserve.workers.in_step import StepAsk
 from trserve.workers.runner import ForwardOutput
 from trserve.workers.step import StepInputs
