@@ -32,14 +32,14 @@ def test_it_starts_eager(policy):
 
 
 @pytest.mark.parametrize(
-    ("p", "n"), [*((p, n) for p in (0.05, 0.1, 0.2, 0.35, 0.6) for n in (2, 8)), (0.35, 16)]
+    ("p", "n"), [(p, n) for p in (0.05, 0.1, 0.2, 0.35, 0.6) for n in (2, 8, 16)]
 )
 def test_its_rows_are_close_to_the_best(p, n):
     policy = ThresholdPolicy(2, 16)
     policy.update(known(p, n))
     system = r2r(p)
     chosen, eager = throughput(system, n, [policy.table.row(n), (1, 1)])
-    assert chosen >= 0.98 * search(system, n).tokens_per_s
+    assert chosen >= 0.99 * search(system, n).tokens_per_s
     assert chosen >= 0.999 * eager
 
 

@@ -3,7 +3,8 @@
 Thresholds start at 1 and move only for a gain that the estimates are certain enough of; a wrong B
 can cost a quarter of the throughput, a missing one rarely more than a tenth. Three guards:
 
-- a row changes only for a predicted gain of MARGIN over the row in force;
+- a row changes only for a predicted gain of MARGIN over the row in force, or of SIMULATED_MARGIN
+  where the prediction is drawn by lot;
 - a row other than eager must beat it also when every routing probability is off by two standard
   errors, either way;
 - if what is measured under thresholds stays below what eager execution would have yielded, the
@@ -24,13 +25,20 @@ from typing import Final
 import numpy as np
 
 from trserve.sched.estimator import Estimate
-from trserve.sched.search import EXACT, Solution, search
+from trserve.sched.search import EXACT, SIMULATION, Solution, search
 from trserve.sched.system import System, coarsened
 from trserve.sched.table import ThresholdTable
 from trserve.sched.vectors import Vector, is_feasible
 
-MARGIN: Final = 0.01
-"""Of the throughput: a predicted gain below it is not worth a change."""
+MARGIN: Final = 0.003
+"""Of the throughput: a predicted gain below it is not worth a change. A row in force may be below
+the best by as much, and solved with a coarse quantum gains are off by about as much."""
+
+SIMULATED_MARGIN: Final = 0.01
+"""The same where the values have errors of their own."""
+
+_NOTEWORTHY: Final = 0.01
+"""Of a latency or a throughput: a difference below it says nothing."""
 
 _CERTAINTY: Final = 2.0
 """Standard errors."""
@@ -207,8 +215,9 @@ class ThresholdPolicy:
 
         Eager is the row of choice when thresholds gain next to nothing.
         """
-        best = solution.vector if solution.gain > MARGIN else self._eager
-        worth = solution.values[in_force] * (1 + MARGIN)
+        margin = SIMULATED_MARGIN if solution.method == SIMULATION else MARGIN
+        best = solution.vector if solution.gain > margin else self._eager
+        worth = solution.values[in_force] * (1 + margin)
         if solution.values[best] > worth:
             return best
         # What is no better than eager is not worth its waiting.
@@ -239,7 +248,7 @@ class ThresholdPolicy:
             self._efficiency += (share - self._efficiency) * max(_TRUST_GAINED, 1 / self._trials)
             self._below = 0
             return False
-        least = predicted.eager_tokens_per_s * self._efficiency * (1 - MARGIN)
+        least = predicted.eager_tokens_per_s * self._efficiency * (1 - _NOTEWORTHY)
         self._below = self._below + 1 if tokens_per_s + _CERTAINTY * standard_error < least else 0
         if self._below < _BELOW_EAGER:
             return False
@@ -288,7 +297,7 @@ def _is_news(estimate: Estimate, solved: Estimate) -> bool:
             return True
         for width in (1, max(1, live)):
             was = before.latency(model, width)
-            if abs(now.latency(model, width) - was) > MARGIN * was:
+            if abs(now.latency(model, width) - was) > _NOTEWORTHY * was:
                 return True
     return not np.allclose(now.tokens, before.tokens, atol=0.02)
 
