@@ -184,7 +184,7 @@ def test_a_jumps_row_counts_from_the_moment_it_had_to_be_followed_by():
 def test_jumps_are_followed_while_serving():
     rows, _ = follows_jumps(quick=True)
     assert [row["concurrency"] for row in rows] == [16, 2]
-    assert all(row["follows_s"] is not None for row in rows)
+    assert all(row["follows_s"] is not None for row in rows), rows
 
 
 # -- search ----------------------------------------------------------------------------------
