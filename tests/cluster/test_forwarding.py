@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from trserve.cluster import groups
+from trserve.cluster import groups, standing
 from trserve.cluster.forwarding import ANYBODYS
 from trserve.cluster.front_server import FrontServer, _watched_socket
 from trserve.endpoint_plan import EndpointPlan
@@ -29,6 +29,7 @@ class FakeGroup:
         self.asked: list[web.Request] = []
         self.bodies: list[bytes] = []
         self.hold = asyncio.Event()
+        self.hangs = False
         self.left = asyncio.Event()
         self.dies = self.never_ends = False
         self.begins = EVENTS[0]
@@ -53,6 +54,8 @@ class FakeGroup:
             return web.json_response(self.says)
         self.asked.append(request)
         self.bodies.append(await request.read())
+        while self.hangs:
+            await asyncio.sleep(0.01)
         if request.path == "/v1/completions":
             return await self._stream(request)
         if request.path.startswith("/v1/trserve/requests/"):
@@ -450,6 +453,113 @@ def test_a_group_that_does_not_take_the_change(
     errors = [each for each in caplog.records if each.levelname == "ERROR"]
     assert len(errors) == (status == 400)
     assert not errors or "group 1 refuses the routing change" in errors[0].getMessage()
+
+
+def change(stage: Stage) -> aiohttp.client._RequestContextManager:
+    return stage.post("/v1/trserve/routing", {"router": {"tau": 1}})
+
+
+async def status_of(reply: aiohttp.client._RequestContextManager) -> int:
+    async with reply as made:
+        return made.status
+
+
+async def is_asked(group: FakeGroup) -> None:
+    while not group.asked:
+        await asyncio.sleep(0.01)
+
+
+def test_a_group_that_comes_back_during_the_first_change_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
+
+    async def act(stage: Stage) -> None:
+        new = await goes_and_comes(stage, 1)
+        stage.groups[0].hangs = True
+        asks = asyncio.create_task(status_of(change(stage)))
+        await is_asked(stage.groups[0])
+        stage.front.groups.move(1, await new.start(), "")
+        await asyncio.sleep(0.2)
+        assert not stage.front.groups.all[1].ready, "it waits for the change to be over"
+        stage.groups[0].hangs = False
+        assert await asks == 200
+        await readiness(stage, 1)
+        assert new.bodies == [b'{"router":{"tau":1}}']
+
+    on_stage(act)
+
+
+def test_a_change_outlives_whoever_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One group took it, and the other went away instead: the next one there is told."""
+    monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
+
+    async def act(stage: Stage) -> None:
+        stage.groups[1].hangs = True
+        asks = asyncio.create_task(status_of(change(stage)))
+        await is_asked(stage.groups[1])
+        asks.cancel()
+        await asyncio.gather(asks, return_exceptions=True)
+        new = await goes_and_comes(stage, 1)
+        stage.front.groups.move(1, await new.start(), "")
+        await readiness(stage, 1)
+        assert stage.groups[0].bodies == new.bodies == [b'{"router":{"tau":1}}']
+
+    on_stage(act)
+
+
+def test_a_group_that_could_not_change_serves_when_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
+
+    async def act(stage: Stage) -> None:
+        late = stage.groups[1]
+        late.status = 503
+        assert await status_of(change(stage)) == 503
+        lost = stage.front.groups.all[1]
+        assert not lost.ready and "did not change" in lost.detail
+        late.status = 200
+        await readiness(stage, 1)
+        assert late.bodies[0] == late.bodies[-1] == b'{"router":{"tau":1}}'
+
+    on_stage(act)
+
+
+def test_what_no_group_took_holds_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
+
+    async def act(stage: Stage) -> None:
+        for group in stage.groups:
+            group.status = 503
+        assert await status_of(change(stage)) == 503
+        assert all(group.ready for group in stage.front.groups.all)
+        new = await goes_and_comes(stage, 1)
+        stage.front.groups.move(1, await new.start(), "")
+        await readiness(stage, 1)
+        assert new.asked == []
+
+    on_stage(act)
+
+
+def test_one_that_takes_long_to_come_back_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others are asked meanwhile whether they are there, and it is lost like any that ends then."""
+    monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
+    monkeypatch.setattr(standing, "TELL_S", 0.5)
+
+    async def act(stage: Stage) -> None:
+        assert await status_of(change(stage)) == 200
+        slow = await goes_and_comes(stage, 1)
+        slow.hangs = True
+        stage.front.groups.move(1, await slow.start(), "")
+        await is_asked(slow)
+        stage.groups[0].says = ["hello"]
+        await readiness(stage, 0, ready=False)
+        assert len(slow.asked) == 1, "within the time that it has for the first answer"
+        slow.hangs = False
+        await readiness(stage, 1)
+
+    on_stage(act)
 
 
 def test_a_group_that_comes_back_unchanged_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,17 @@ def test_an_uncertain_gain_is_not_taken():
     assert unsure.table.row(4) == (1, 1)
 
 
+@pytest.mark.parametrize("decisions", [60.0, 120.0])
+def test_a_gain_that_is_not_certain_does_not_cost_the_row_in_force(decisions):
+    policy = ThresholdPolicy(2, 8)
+    policy.update(known(0.2, 8))
+    before = policy.table.row(8)
+    policy.update(known(0.25, 8, decisions=decisions))
+    assert before == policy.table.row(8) != (1, 1)
+    kept, eager = throughput(r2r(0.25), 8, [before, (1, 1)])
+    assert kept > eager
+
+
 def test_measurements_below_eager_send_it_back_for_a_while():
     policy = ThresholdPolicy(2, 4)
     policy.update(known(0.35, 4))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -18,6 +18,7 @@ import orjson
 from yarl import URL
 
 from trserve.cluster.affinity import Affinity
+from trserve.cluster.asked import affinities
 from trserve.cluster.groups import Group, Groups
 from trserve.cluster.standing import PATH as CHANGE
 from trserve.cluster.standing import StandingChange
@@ -28,9 +29,6 @@ from trserve.gateway.replies import Receive, Scope, Send, read_body, send_error,
 from trserve.gateway.responses import error_body
 
 log = logging.getLogger(__name__)
-SESSION_HEADERS: Final = (b"x-session-affinity", b"x-session-id")
-SESSION_FIELDS: Final = ("session_id", "prompt_cache_key", "user")
-PROMPT_FIELDS: Final = ("messages", "prompt", "input_ids", "text")
 FLUSH: Final = "/flush_cache"
 EVERYWHERE: Final = frozenset({CHANGE, FLUSH, "/abort_request"})
 """What one asks of the server means every group of it."""
@@ -48,6 +46,7 @@ ANSWER_S: Final = 30.0
 """How long a group may take for what concerns the server, not the models."""
 
 _Headers = list[tuple[bytes, bytes]]
+_Answer = tuple[Group, int, bytes]
 
 
 ANYBODYS: Final = EndpointPlan()
@@ -81,6 +80,7 @@ class Forwarding:
         self._session = session
         self._key = key
         self._standing = StandingChange(session)
+        self._changes: set[asyncio.Task[tuple[int, bytes]]] = set()
         groups.on_return = self._standing.bring
         self.describe: Callable[[], dict[str, Any]] = dict
         self.draining = False
@@ -119,11 +119,14 @@ class Forwarding:
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         reads = scope["method"] == "GET" and scope["path"] != FLUSH  # which GET does as well
-        if scope["path"] == CHANGE and not reads:
-            async with self._standing.turn:
-                await self._ask_all(scope, body, send)
+        if scope["path"] == CHANGE and scope["method"] == "POST":
+            # Whoever asked may leave; what some groups have done by then the others do as well.
+            task = asyncio.create_task(self._change_all(scope, body))
+            self._changes.add(task)
+            task.add_done_callback(self._changes.discard)
+            await send_json(send, *await asyncio.shield(task))
         elif scope["path"] in EVERYWHERE and not reads:
-            await self._ask_all(scope, body, send)
+            await send_json(send, *_worst(await self._ask_all(scope, body)))
         elif scope["path"].startswith(ONE_OF_THEM):
             await self._ask_until_found(scope, send)
         else:
@@ -133,7 +136,7 @@ class Forwarding:
 
     async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
         """Have one group answer; another if the first cannot be reached."""
-        session, prompt = _affinities(scope, body)
+        session, prompt = affinities(scope, body)
         for _ in self._groups.all:
             group = self._choose(session, prompt)
             group.in_flight += 1
@@ -207,17 +210,26 @@ class Forwarding:
 
     # -- all of them -------------------------------------------------------------------------
 
-    async def _ask_all(self, scope: Scope, body: bytes, send: Send) -> None:
-        """Pass it on to every group that is ready; the first answer that is no success wins."""
+    async def _ask_all(self, scope: Scope, body: bytes) -> list[_Answer]:
+        """Pass it on to every group that is ready."""
         ready = [group for group in self._groups.all if group.ready]
         if not ready:
             raise self._nobody()
-        answers = await asyncio.gather(*(self._whole(group, scope, body) for group in ready))
-        changed = scope["path"] == CHANGE and scope["method"] == "POST"
-        if changed and any(status < 400 for status, _ in answers):
-            self._standing.note(self._request_headers(scope), body)
-        status, said = next((each for each in answers if each[0] >= 400), answers[0])
-        await send_json(send, status, said)
+        whole = await asyncio.gather(*(self._whole(group, scope, body) for group in ready))
+        return [(group, *each) for group, each in zip(ready, whole, strict=True)]
+
+    async def _change_all(self, scope: Scope, body: bytes) -> tuple[int, bytes]:
+        """The same with a change that is to hold for those that are away, too."""
+        async with self._standing.turn:
+            answers = await self._ask_all(scope, body)
+            if any(status < 400 for _, status, _ in answers):
+                self._standing.note(self._request_headers(scope), body)
+                for group, status, said in answers:
+                    if status >= 500:  # it comes back when it has been told
+                        self._groups.lose(
+                            group, f"it did not change: {said.decode(errors='replace')}"
+                        )
+        return _worst(answers)
 
     async def _ask_until_found(self, scope: Scope, send: Send) -> None:
         """Whoever answered a request knows it."""
@@ -276,6 +288,12 @@ class Forwarding:
         await send({"type": "http.response.body", "body": body})
 
 
+def _worst(answers: Sequence[_Answer]) -> tuple[int, bytes]:
+    """The first answer that is no success, else the first."""
+    _, status, said = next((each for each in answers if each[1] >= 400), answers[0])
+    return status, said
+
+
 async def _until_gone(receive: Receive, work: Awaitable[None]) -> None:
     """Do ``work`` unless the client leaves before it is done: then it is cancelled."""
     task = asyncio.ensure_future(work)
@@ -288,31 +306,6 @@ async def _until_gone(receive: Receive, work: Awaitable[None]) -> None:
         for each in (task, gone):
             each.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-def _affinities(scope: Scope, body: bytes) -> tuple[str, bytes]:
-    """The session of a request and the bytes of its prompt, both empty where there is none."""
-    headers = dict(scope["headers"])
-    session = next(
-        (headers[name].decode("latin-1") for name in SESSION_HEADERS if name in headers), ""
-    )
-    try:
-        fields = orjson.loads(body) if body else None
-    except orjson.JSONDecodeError:  # the group's to refuse
-        fields = None
-    if not isinstance(fields, dict):
-        return session, b""
-    named = (fields.get(name) for name in SESSION_FIELDS)
-    session = session or next((str(each) for each in named if _is_name(each)), "")
-    prompt = next((fields[name] for name in PROMPT_FIELDS if fields.get(name)), "")
-    try:
-        return session, orjson.dumps(prompt)
-    except orjson.JSONEncodeError:  # nested deeper than it writes: the group's to refuse
-        return session, b""
-
-
-def _is_name(value: object) -> bool:
-    return bool(value) and isinstance(value, str | int)
 
 
 def _answer_headers(reply: aiohttp.ClientResponse, group: Group) -> _Headers:

@@ -65,6 +65,7 @@ class Groups:
         self._session = session
         self._on_loss = on_loss
         self.on_return: Callable[[Group], Awaitable[bool]] = _at_once
+        self._returning: dict[int, asyncio.Task[None]] = {}
         self.changed = asyncio.Event()
 
     def move(self, index: int, url: str, detail: str) -> None:
@@ -87,10 +88,15 @@ class Groups:
 
     async def watch(self) -> None:
         """Ask them all, until this is cancelled."""
-        while True:
-            await asyncio.gather(*(self._probe(group) for group in self.all if group.url))
-            self.changed.set()
-            await asyncio.sleep(PROBE_EVERY_S)
+        try:
+            while True:
+                await asyncio.gather(*(self._probe(group) for group in self.all if group.url))
+                self.changed.set()
+                await asyncio.sleep(PROBE_EVERY_S)
+        finally:
+            for task in self._returning.values():
+                task.cancel()
+            await asyncio.gather(*self._returning.values(), return_exceptions=True)
 
     async def _probe(self, group: Group) -> None:
         url = group.url
@@ -105,9 +111,22 @@ class Groups:
             return  # it moved meanwhile
         if not ready:
             self.lose(group, detail)
-        elif not group.ready and await self.on_return(group) and group.url == url:
+        elif not group.ready and group.index not in self._returning:
+            # By itself: one that takes long to come back keeps nobody from being asked.
+            task = asyncio.create_task(self._come_back(group, url, detail))
+            self._returning[group.index] = task
+            task.add_done_callback(lambda _: self._returning.pop(group.index))
+
+    async def _come_back(self, group: Group, url: str, detail: str) -> None:
+        try:
+            serves = await self.on_return(group)
+        except Exception:
+            log.exception("group %d cannot be made ready", group.index)
+            return
+        if serves and group.url == url:
             log.info("group %d is ready at %s", group.index, url)
             group.ready, group.detail = True, detail
+            self.changed.set()
 
 
 async def _at_once(group: Group) -> bool:

@@ -18,8 +18,9 @@ from trserve.cluster.groups import Group
 
 log = logging.getLogger(__name__)
 PATH: Final = "/v1/trserve/routing"
-TELL_S: Final = 6.0
-"""How long a group may take; longer than its own launcher may (``ANSWER_WITHIN_S``)."""
+TELL_S: Final = 12.0
+"""How long a group may take; longer than the two questions to its own launcher may
+(``ANSWER_WITHIN_S``)."""
 
 
 class StandingChange:
@@ -47,13 +48,12 @@ class StandingChange:
     async def bring(self, group: Group) -> bool:
         """Tell a group that has come back; False if it is to be asked again later.
 
-        One that refuses what the others took serves as it is: a log line says so.
+        One that refuses what the others took serves as it is: a log line says so. Whoever makes
+        the group ready does so at once: after the turn a change no longer passes it over.
         """
-        if not self._members:
-            return True
-        if self.turn.locked():
-            return False
         async with self.turn:
+            if not self._members:
+                return True
             try:
                 status, said = await self._tell(group)
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -78,4 +78,4 @@ class StandingChange:
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=TELL_S),
         ) as reply:
-            return reply.status, await reply.text()
+            return reply.status, await reply.text(errors="replace")

@@ -180,7 +180,7 @@ class Gatekeeper:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> None:
         self._clients = keys.clients
         self._barred: dict[str, float] = {}
-        self._log = LimitedLog(log)
+        self._strangers, self._unruly = LimitedLog(log), LimitedLog(log)
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_ZAP)
@@ -218,7 +218,8 @@ class Gatekeeper:
             why = f"its key {fingerprint(key)} is not in --edge-keys"
         else:
             why = f"{name} sent frames that are none, and is barred for a while"
-        self._log.warning(now, "%s is refused: %s", address, why)
+        lines = self._strangers if name is None else self._unruly
+        lines.warning(now, "%s is refused: %s", address, why)
         return [_VERSION, number, b"400", b"refused", b"", b""]
 
     def close(self) -> None:

@@ -191,7 +191,10 @@ class ThresholdPolicy:
         solution = self._solve(system, count, in_force, below)
         vector = self._chosen(solution, in_force)
         is_new = vector not in (self._eager, in_force)
-        if self._paused or (is_new and not self._is_safe(vector, leans, count)):
+        if is_new and not self._paused and not self._is_safe(vector, leans, count):
+            stays = solution.values[in_force] > solution.eager_tokens_per_s
+            vector = in_force if stays else self._eager
+        if self._paused:
             vector = self._eager
         promised = solution.values[vector]
         return Prediction(vector, promised, solution.eager_tokens_per_s, solution.method)

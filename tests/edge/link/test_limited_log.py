@@ -49,5 +49,9 @@ def test_strangers_who_knock_all_the_time(
     answers = {tuple(gate._decide(knock, now / 100)) for now in range(500)}
     assert {answer[2] for answer in answers} == {b"400"}
     assert lines(caplog) == [f"192.0.2.7 is refused: its key {'6b' * 8} is not in --edge-keys"] * 3
+    gate._clients = {b"k" * 32: "home"}
+    gate.bar((b"k" * 32).hex(), 1e9)
+    gate._decide(knock, 5.0)
+    assert "home sent frames that are none" in lines(caplog)[0], "strangers leave room for it"
     gate.close()
     context.destroy(linger=0)
