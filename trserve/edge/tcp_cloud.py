@@ -21,6 +21,7 @@ from trserve.edge import frames, greeting
 from trserve.edge.cloud import STAYS, Answer, Visit
 from trserve.edge.curve import ClientKeys
 from trserve.edge.dial import HANDSHAKE_S, Connection
+from trserve.edge.ends import Ends
 from trserve.edge.facts import RemoteFacts
 from trserve.edge.link_counts import LinkCounts
 from trserve.edge.outgoing import Outgoing
@@ -37,7 +38,6 @@ LONGEST_PAUSE_S: Final = 2.0
 REFUSED_PAUSE_S: Final = 5.0
 MAX_BAD_FRAMES: Final = 16
 _RETRY_SEND_S: Final = 0.01
-_MAX_ENDS: Final = 4096
 
 
 class TcpCloud:
@@ -72,7 +72,7 @@ class TcpCloud:
         self._connection: Connection | None = None
         self._sessions: dict[int, Outgoing] = {}
         self._unsent: dict[int, None] = {}
-        self._ends: dict[int, None] = {}
+        self._ends = Ends()
         self._peer: bytes | None = None
         self._facts: RemoteFacts | None = None
         self._welcomed = self._available = False
@@ -160,8 +160,8 @@ class TcpCloud:
         self._unsent.pop(session, None)
         # One that a predecessor of this process began is not known here, but may be there.
         known = self._sessions.pop(session, None) is not None
-        if (known or self._welcomed) and len(self._ends) < _MAX_ENDS:
-            self._ends[session] = None
+        if known or self._welcomed:
+            self._ends.add(session)
         self._send_ends()
 
     def poll(self, now: float) -> list[Answer]:
@@ -251,7 +251,8 @@ class TcpCloud:
             if now >= self._said_at + self._heartbeat_s:
                 self._said_at = now
                 stamp = int(now * 1e6)
-                connection.send(frames.encode_number(FrameType.PING, stamp))
+                if connection.send(frames.encode_number(FrameType.PING, stamp)):
+                    self._ends.pinged(stamp)
 
     # -- what comes --------------------------------------------------------------------------
 
@@ -275,6 +276,7 @@ class TcpCloud:
             session.reconnect()
             if welcome.instance != self._peer:
                 session.forget()
+        self._ends.reconnected()
         self._peer, self._facts = welcome.instance, welcome.facts
         self._welcomed, self._refused = True, False
         self._pause_s = FIRST_PAUSE_S
@@ -296,7 +298,9 @@ class TcpCloud:
         self._available = up
 
     def _on_pong(self, frame: bytes, now: float) -> None:
-        self.counts.round_trip_us = max(0, int(now * 1e6) - frames.decode_number(frame))
+        stamp = frames.decode_number(frame)
+        self.counts.round_trip_us = max(0, int(now * 1e6) - stamp)
+        self._ends.ponged(stamp)
 
     def _on_answer(self, frame: bytes, now: float) -> Answer:
         answer = frames.decode_answer(frame, self._limits)
@@ -333,11 +337,8 @@ class TcpCloud:
             del self._unsent[number]
 
     def _send_ends(self) -> None:
-        while self._ends and self._welcomed:
-            number = next(iter(self._ends))
-            if not self._send(frames.encode_number(FrameType.END, number)):
-                return
-            del self._ends[number]
+        if self._ends and self._welcomed:
+            self._ends.send(lambda number: self._send(frames.encode_number(FrameType.END, number)))
 
     def _blob(self, params: RequestParams) -> bytes:
         """The parameters as the other side is to see them: with our router's values in them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import FULL
@@ -63,6 +63,7 @@ def test_only_the_suffix_travels() -> None:
 
 @EXAMPLES
 @given(st.integers(0, 2**32))
+@example(285)  # the last frame before a break is one that says that a request is over
 def test_connections_that_break_at_any_time_change_nothing(seed: int) -> None:
     rng = Random(seed)
     with joined(router=ROUTER, edge_slots=rng.choice([2, 4])) as j:
@@ -73,6 +74,27 @@ def test_connections_that_break_at_any_time_change_nothing(seed: int) -> None:
                 j.network.to_port += [rng.choice(j.network.to_port)] if j.network.to_port else []
             j.network.cut()
         j.run(*slots, turns=20_000)
+        check(j, slots, limit=30)
+        j.check_nothing_held()
+
+
+def test_that_a_request_is_over_is_heard_though_the_connection_breaks_then() -> None:
+    """Nothing else of it is said afterwards, and its blocks are not to wait for a long silence."""
+    with joined(router=ROUTER) as j:
+        slots = submit_all(j, 2, limit=30)
+
+        def end_leaves() -> bool:
+            j.now += 0.001
+            j.home.turn(j.now)
+            if any(frame.frame[0] == FrameType.END for frame in j.network.to_port):
+                return True
+            j.far.turn(j.now)
+            return False
+
+        for _ in range(3):  # the last time one that was said before
+            assert any(end_leaves() for _ in range(4000))
+            j.network.cut()
+        j.run(*slots)
         check(j, slots, limit=30)
         j.check_nothing_held()
 
