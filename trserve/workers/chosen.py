@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trserve.router_lib.base import StepResult
 from trserve.workers.memory import Plan
+from trserve.workers.question import question
 from trserve.workers.request import Request
 from trserve.workers.runner import ForwardOutput
 from trserve.workers.states import State
@@ -97,15 +98,7 @@ class ChosenRows:
     def result(self, output: ForwardOutput, tokens: NDArray[np.int64]) -> StepResult:
         """What a router is asked about, of the rows that are due; ``params`` are there by then."""
         assert self.params is not None
-        return StepResult(
-            logits=output.logits,
-            hidden=output.hidden,
-            token_ids=output.tensor_of(tokens),
-            params=self.params,
-            requests=self.requests,
-            is_prefill=self._is_prefill,
-            tap=output.tap,
-        )
+        return question(output, tokens, self.params, self.requests, self._is_prefill)
 
     def _start_waiting(self) -> None:
         for request, _ in self.plan:

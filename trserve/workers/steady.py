@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from trserve.ipc.baton import ONE_TOKEN
 from trserve.router_lib.base import StepResult
 from trserve.workers.memory import Plan
+from trserve.workers.question import question
 from trserve.workers.request import Request
 from trserve.workers.row_sampling import BatchSampling
 from trserve.workers.runner import ForwardOutput
@@ -152,15 +153,7 @@ class SteadyRows:
 
     def result(self, output: ForwardOutput, tokens: NDArray[np.int64]) -> StepResult:
         """What a router is asked about."""
-        return StepResult(
-            logits=output.logits,
-            hidden=output.hidden,
-            token_ids=output.tensor_of(tokens),
-            params=self.params,
-            requests=self.requests,
-            is_prefill=self._is_prefill,
-            tap=output.tap,
-        )
+        return question(output, tokens, self.params, self.requests, self._is_prefill)
 
     def count_computed(self) -> None:
         """Say in each request that the step computed its token."""

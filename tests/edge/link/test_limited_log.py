@@ -46,8 +46,8 @@ def test_strangers_who_knock_all_the_time(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     gate = Gatekeeper(context, ServerKeys(KeyPair.new(), {}))
     knock = [b"1.0", b"1", b"edge", b"192.0.2.7", b"", b"CURVE", b"k" * 32]
-    answers = {tuple(gate._decide(knock, now / 100)) for now in range(500)}
-    assert {answer[2] for answer in answers} == {b"400"}
+    for knocks in range(500):
+        assert gate._decide(knock, knocks / 100)[2] == b"400"
     assert lines(caplog) == [f"192.0.2.7 is refused: its key {'6b' * 8} is not in --edge-keys"] * 3
     gate._clients = {b"k" * 32: "home"}
     gate.bar((b"k" * 32).hex(), 1e9)
