@@ -24,6 +24,15 @@ def sent(ends: Ends, room: int = 100) -> list[int]:
     return found
 
 
+def one_asked_about() -> Ends:
+    """1 was sent, and then a ping of 10."""
+    ends = Ends()
+    ends.add(1)
+    assert sent(ends) == [1]
+    ends.pinged(10)
+    return ends
+
+
 def test_what_there_is_no_room_for_waits() -> None:
     ends = Ends()
     for number in (1, 2, 3):
@@ -34,10 +43,7 @@ def test_what_there_is_no_room_for_waits() -> None:
 
 
 def test_what_was_sent_after_the_ping_is_not_known_to_have_come() -> None:
-    ends = Ends()
-    ends.add(1)
-    sent(ends)
-    ends.pinged(10)
+    ends = one_asked_about()
     ends.add(2)
     sent(ends)
     ends.pinged(20)
@@ -47,10 +53,7 @@ def test_what_was_sent_after_the_ping_is_not_known_to_have_come() -> None:
 
 
 def test_an_old_answer_says_nothing() -> None:
-    ends = Ends()
-    ends.add(1)
-    sent(ends)
-    ends.pinged(10)
+    ends = one_asked_about()
     ends.ponged(9)
     ends.reconnected()
     ends.ponged(10)  # of the connection before
