@@ -2,8 +2,9 @@
 
 What comes is sent on; what is answered is committed and handed on, by the table's rules. While the
 far side is out of reach, or a visit takes too long, ``--on-peer-loss`` says what becomes of a
-request: it waits, it is taken back and written on alone, or it ends with an error. Knows no frames,
-and nothing of how the far side is reached.
+request: it waits, it is taken back and written on alone, or it ends with an error. A far side whose
+answer cannot be right is asked again, and done without where it has no other. Knows no frames, and
+nothing of how the far side is reached.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from trserve.workers.news import News
 
 log = logging.getLogger(__name__)
 BELT_S: Final = 1.0
+_MOST_UNFIT: Final = 3
+"""Answers to one visit that cannot be right, until it is done without."""
+
 _AFTERMATH: Final = {
     DEGRADE: "requests are written on without it, and marked so",
     FAIL: "requests that go there end with an error",
@@ -72,6 +76,7 @@ class Agent:
         self._now = time.monotonic()
         table.on_arrival = self._arrive
         table.on_prompt = self._expect
+        table.on_unfit = self._ask_again
         table.on_end = cloud.end
 
     def begin(self) -> None:
@@ -148,6 +153,14 @@ class Agent:
         if self._cloud.connected:
             self._reach.answered(in_time=taken)
 
+    def _ask_again(self, held: Held) -> None:
+        """What was answered cannot be right: another answer is asked for, but not for ever."""
+        if held.unfit < _MOST_UNFIT:
+            self._send(held)
+            return
+        log.error("%s has given %d answers that cannot be right", self._name, held.unfit)
+        self._do_without(held)
+
     # -- when the far side is away -------------------------------------------------------------
 
     def _on_change(self) -> None:
@@ -164,8 +177,9 @@ class Agent:
                 self._do_without(held)
 
     def _do_without(self, held: Held) -> None:
-        """Take the request back, or end it."""
-        model = None if self._policy == FAIL or held.params.pinned else self._stand_in()
+        """Take the request back if the policy is to write on, or end it."""
+        writes_on = self._policy == DEGRADE and not held.params.pinned
+        model = self._stand_in() if writes_on else None
         if model is None:
             self._table.finish(held, Finish.WORKER_LOST)
         else:

@@ -21,6 +21,7 @@ class Held:
         pending_ns, stored_ns, extras: what came with it.
         stop_ids: tokens that end it.
         since: when it last moved, ``time.monotonic()``.
+        unfit: answers to this visit of which nothing can be right.
     """
 
     slot: int
@@ -37,6 +38,7 @@ class Held:
     stored_ns: int
     extras: bytes
     since: float = 0.0
+    unfit: int = 0
 
     @property
     def hop(self) -> int:

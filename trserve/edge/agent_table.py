@@ -54,6 +54,7 @@ class AgentTable:
         held: those whose baton the agent has, by generation.
         on_arrival: told of each that comes.
         on_prompt: told of each that may come, as a visit of hop 0.
+        on_unfit: told of each whose answer cannot be right.
         on_end: told of each generation that is over, or that nobody wants any more.
         dropped: answers that came too late, twice, or did not fit.
     """
@@ -81,6 +82,7 @@ class AgentTable:
         self.held: dict[int, Held] = {}
         self.on_arrival: Callable[[Held], None] = _nothing
         self.on_prompt: Callable[[Visit], None] = _nothing
+        self.on_unfit: Callable[[Held], None] = _nothing
         self.on_end: Callable[[int], None] = _nothing
         self.dropped = 0
 
@@ -180,7 +182,9 @@ class AgentTable:
         tokens = answer.ids.tolist()
         if (complaint := self._complaint(held, answer, tokens)) is not None:
             self.dropped += 1
+            held.unfit += 1
             log.warning("an answer is dropped: %s", complaint)
+            self.on_unfit(held)
             return False
         held.since = now
         count, end = self._end(held, tokens)

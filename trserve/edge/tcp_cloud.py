@@ -14,7 +14,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-import msgspec
 import zmq
 
 from trserve.edge import frames, greeting
@@ -23,11 +22,10 @@ from trserve.edge.curve import ClientKeys
 from trserve.edge.dial import HANDSHAKE_S, Connection
 from trserve.edge.ends import Ends
 from trserve.edge.facts import RemoteFacts
+from trserve.edge.far_params import FarParams
 from trserve.edge.link_counts import LinkCounts
 from trserve.edge.outgoing import Outgoing
 from trserve.edge.wire import FrameError, FrameType, Limits
-from trserve.ipc.layout import PARAMS_BYTES
-from trserve.params import RequestParams, encode_params
 
 log = logging.getLogger(__name__)
 LOST_AFTER: Final = 3
@@ -65,7 +63,7 @@ class TcpCloud:
         self._keys = keys
         self._hello = hello
         self._limits = limits
-        self._values = dict(values or {})
+        self._params = FarParams(values or {})
         self._heartbeat_s = hello.side.heartbeat_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = select.epoll()
@@ -130,7 +128,7 @@ class TcpCloud:
 
     def configure(self, values: dict[str, float]) -> None:
         """Other values of the home's router, for sessions that begin from now on."""
-        self._values |= values
+        self._params.configure(values)
 
     def start(self, now: float) -> None:
         """Dial."""
@@ -149,7 +147,7 @@ class TcpCloud:
         if not self.connected or visit.session in self._sessions:
             return
         session = Outgoing()
-        handoff = session.handoff(visit, self._blob(visit.params), early=True)
+        handoff = session.handoff(visit, self._params.blob(visit.params), early=True)
         if self._send(frame := frames.encode_handoff(handoff, early=True)):
             session.was_sent(handoff)
             self._sessions[visit.session] = session
@@ -328,7 +326,7 @@ class TcpCloud:
             number = next(iter(self._unsent))
             session = self._sessions[number]
             if session.visit is not None:
-                blob = b"" if session.known else self._blob(session.visit.params)
+                blob = b"" if session.known else self._params.blob(session.visit.params)
                 handoff = session.handoff(session.visit, blob)
                 if not self._send(frame := frames.encode_handoff(handoff)):
                     return
@@ -339,9 +337,3 @@ class TcpCloud:
     def _send_ends(self) -> None:
         if self._ends and self._welcomed:
             self._ends.send(lambda number: self._send(frames.encode_number(FrameType.END, number)))
-
-    def _blob(self, params: RequestParams) -> bytes:
-        """The parameters as the other side is to see them: with our router's values in them."""
-        router = {**self._values, **params.router}
-        blob = encode_params(msgspec.structs.replace(params, router=router))
-        return blob if len(blob) <= PARAMS_BYTES else encode_params(params)

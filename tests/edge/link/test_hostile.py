@@ -21,7 +21,7 @@ from trserve.edge.frames import Contact, Handoff
 from trserve.edge.listener import Received
 from trserve.edge.tcp_cloud import MAX_BAD_FRAMES
 from trserve.edge.wire import FrameType
-from trserve.ipc.baton import Finish, unpack
+from trserve.ipc.baton import Finish, SlotState, unpack
 from trserve.ipc.layout import PARAMS_BYTES
 from trserve.params import RequestParams, SamplingParams, encode_params
 
@@ -139,6 +139,44 @@ def test_an_answer_that_does_not_fit_changes_nothing(name: str) -> None:
         assert words_of(j) == before
         assert j.home.table.dropped == dropped + 1
         j.run(slot)
+
+
+def say_what_cannot_be(j: Joined, slot: Any) -> None:
+    """An answer to the visit under way whose tokens are said to be of the home's own model."""
+    held = j.home.table.held[slot.gen]
+    ids, sources = np.full(1, 5, np.int32), np.zeros(1, np.uint8)
+    answer = Answer(slot.gen, held.hop, held.length, ids, sources, 0, left=(0, 0))
+    to_home(j, frames.encode_answer(answer))
+    j.home.agent.turn(j.now)
+
+
+@pytest.mark.parametrize("policy", ["wait", "degrade", "fail"])
+def test_who_answers_what_cannot_be_is_asked_again(policy: str) -> None:
+    with joined(policy=policy, router=ROUTER) as j:
+        j.turns(3)
+        (slot,) = submit_all(j, 1, entry=1)
+        j.turn()
+        for _ in range(2):
+            j.network.sent.clear()
+            say_what_cannot_be(j, slot)
+            assert [frame[0] for frame in j.network.sent] == [FrameType.HANDOFF]
+        j.run(slot)
+        check(j, [slot], entry=1)
+
+
+@pytest.mark.parametrize("policy", ["wait", "degrade", "fail"])
+def test_who_answers_nothing_else_is_done_without(policy: str) -> None:
+    with joined(policy=policy, router=ROUTER) as j:
+        slot = settled(j)
+        for _ in range(3):
+            say_what_cannot_be(j, slot)
+        baton = j.home.world.baton(slot)
+        if policy == "degrade":
+            assert (baton.state, baton.owner) == (SlotState.LIVE, 0)
+        else:
+            assert (baton.state, baton.finish) == (SlotState.DONE, Finish.WORKER_LOST)
+        j.run(slot)
+        j.check_nothing_held()
 
 
 PARAMS = {
