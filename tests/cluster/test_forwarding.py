@@ -12,13 +12,14 @@ import pytest
 from aiohttp import web
 
 from trserve.cluster import groups, standing
-from trserve.cluster.forwarding import ANYBODYS
 from trserve.cluster.front_server import FrontServer, _watched_socket
 from trserve.endpoint_plan import EndpointPlan
 from trserve.keys import digest
 
 EVENTS = [b'data: {"n": 0}\n\n', b'data: {"n": 1}\n\n', b"data: [DONE]\n\n"]
 BOUND_S = 10.0
+ADMINISTERED = EndpointPlan(admin_key=digest("boss"))
+BOSS = {"authorization": "Bearer boss"}
 
 
 class FakeGroup:
@@ -87,7 +88,7 @@ class FakeGroup:
 class Stage:
     """A front server and two groups."""
 
-    def __init__(self, key: str | None = None, endpoint: EndpointPlan = ANYBODYS) -> None:
+    def __init__(self, key: str | None = None, endpoint: EndpointPlan = ADMINISTERED) -> None:
         self.groups = [FakeGroup("zero"), FakeGroup("one")]
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.front = FrontServer(self._listener, len(self.groups), key, endpoint)
@@ -130,7 +131,7 @@ class Stage:
 def on_stage(
     act: Callable[[Stage], Awaitable[None]],
     key: str | None = None,
-    endpoint: EndpointPlan = ANYBODYS,
+    endpoint: EndpointPlan = ADMINISTERED,
 ) -> None:
     async def run() -> None:
         stage = Stage(key, endpoint)
@@ -372,12 +373,25 @@ def test_what_the_endpoint_answers_itself_takes_the_key_too() -> None:
 
 def test_the_admins_key_is_passed_on() -> None:
     async def act(stage: Stage) -> None:
-        async with stage.post("/v1/trserve/routing", {}, authorization="Bearer boss") as reply:
+        async with stage.post("/v1/trserve/routing", {}, **BOSS) as reply:
             assert reply.status == 200
         asked = [request for group in stage.groups for request in group.asked]
         assert [each.headers["authorization"] for each in asked] == ["Bearer boss"] * 2
 
     on_stage(act, key="inner")
+
+
+def test_who_may_not_change_the_routing_keeps_nobody_waiting() -> None:
+    async def act(stage: Stage) -> None:
+        async with stage.front.app._standing.turn:
+            for headers, status in ({}, 401), ({"authorization": "Bearer sk-theirs"}, 403):
+                path = stage.url + "/v1/trserve/routing"
+                async with stage.client.post(path, data=b"{}", headers=headers) as reply:
+                    assert reply.status == status
+        assert stage.total_asked == 0
+
+    admin, theirs = digest("boss"), digest("sk-theirs")
+    on_stage(act, endpoint=EndpointPlan(api_keys=(theirs,), admin_key=admin))
 
 
 async def goes_and_comes(stage: Stage, index: int, status: int = 200) -> FakeGroup:
@@ -408,9 +422,7 @@ def test_a_group_that_comes_back_is_told_what_was_changed(
 
     async def act(stage: Stage) -> None:
         async def change(body: object) -> int:
-            headers = {"authorization": "Bearer boss"}
-            async with stage.post("/v1/trserve/routing", body, **headers) as reply:
-                return reply.status
+            return await status_of(stage.post("/v1/trserve/routing", body, **BOSS))
 
         assert await change(changes[0]) == 200
         new = await goes_and_comes(stage, 1)
@@ -438,7 +450,7 @@ def test_a_group_that_does_not_take_the_change(
     monkeypatch.setattr(groups, "PROBE_EVERY_S", 0.01)
 
     async def act(stage: Stage) -> None:
-        async with stage.post("/v1/trserve/routing", {"router": {"tau": 1}}) as reply:
+        async with change(stage) as reply:
             assert reply.status == 200
         new = await goes_and_comes(stage, 1, status)
         stage.front.groups.move(1, await new.start(), "")
@@ -456,7 +468,7 @@ def test_a_group_that_does_not_take_the_change(
 
 
 def change(stage: Stage) -> aiohttp.client._RequestContextManager:
-    return stage.post("/v1/trserve/routing", {"router": {"tau": 1}})
+    return stage.post("/v1/trserve/routing", {"router": {"tau": 1}}, **BOSS)
 
 
 async def status_of(reply: aiohttp.client._RequestContextManager) -> int:

@@ -101,11 +101,13 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        own = self._own.get(scope["path"])
+        path = scope["path"]
+        own = self._own.get(path)
         try:
-            if own is not None:
+            if own is not None or path in ADMIN_PATHS:  # who may not, keeps nobody waiting
                 sent = [value for name, value in scope["headers"] if name == b"authorization"]
-                self._access.check(scope["path"], scope["query_string"], sent)
+                self._access.check(path, scope["query_string"], sent)
+            if own is not None:
                 await own(send)
                 return
             if self.draining:
