@@ -167,3 +167,30 @@ class CannotStart(BaseRouter):
 
     def route(self, result):
         return [0] * len(result.requests)
+
+
+class Hasty(Sound):
+    """Says that it needs no result, and looks at one."""
+
+    decides_early = True
+
+    def route(self, result):
+        return [int(token % 3 == 0) for token in result.token_ids.tolist()]
+
+
+class Peeking(Sound):
+    """Says the same, and looks at the token just sampled in the row."""
+
+    decides_early = True
+
+    def route(self, result):
+        return [int(request.token_ids[-1] % 3 == 0) for request in result.requests]
+
+
+class Late(Sound):
+    """Says the same, and fails without logits."""
+
+    decides_early = True
+
+    def route(self, result):
+        return [int(row.argmax() % 3 == 0) for row in result.logits]

@@ -133,6 +133,7 @@ class SubmittingHashRunner(HashRunner):
     def __init__(self, model: int, pool: BlockPool, token: Token = hash_token) -> None:
         super().__init__(model, pool, token)
         self.on_submitted: Callable[[], None] = lambda: None
+        self.on_waking: Callable[[], None] = lambda: None
 
     def forward(self, inputs: StepInputs, also: Any = None) -> ForwardOutput:
         self._check(inputs)
@@ -140,6 +141,7 @@ class SubmittingHashRunner(HashRunner):
         before = self._arrays(inputs)
         for _ in range(2):
             self.on_submitted()
+            self.on_waking()
         for array, was in zip(self._arrays(inputs), before, strict=True):
             assert (array == was).all()
         return self._compute(inputs, also)
@@ -168,9 +170,24 @@ class FakeRouter(BaseRouter):
         return peer_req
 
 
-def router_class(decide: Decide, keeps: Decide | None = None) -> type[FakeRouter]:
+class EarlyRouter(FakeRouter):
+    """Decides by what is committed alone; ``columns`` are those of the logits that it was shown."""
+
+    decides_early = True
+    columns: ClassVar[list[int]] = []
+
+    def route(self, result: StepResult) -> Any:
+        type(self).columns.append(result.logits.shape[1])
+        rows = [request.token_ids[: request.committed_len] for request in result.requests]
+        return [type(self).decide(self.model, row.tolist()) for row in rows]
+
+
+def router_class(
+    decide: Decide, keeps: Decide | None = None, base: type[FakeRouter] = FakeRouter
+) -> type[FakeRouter]:
     wrapped = None if keeps is None else staticmethod(keeps)
-    return type("Router", (FakeRouter,), {"decide": staticmethod(decide), "keeps": wrapped})
+    own = {"decide": staticmethod(decide), "keeps": wrapped, "columns": []}
+    return type("Router", (base,), own)
 
 
 @dataclass(frozen=True)

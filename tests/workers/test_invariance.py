@@ -27,6 +27,8 @@ from hypothesis import strategies as st
 from tests.conftest import FULL
 from tests.workers.fakes import (
     VOCAB,
+    EarlyRouter,
+    FakeRouter,
     HashRunner,
     Outcome,
     SubmittingHashRunner,
@@ -297,6 +299,7 @@ def test_what_a_request_gets_depends_on_nothing_else() -> None:
         models=st.integers(1, 3),
         share=one_of(0, 10, 40, 100),
         kept=one_of(None, 0, 50),
+        base=one_of(FakeRouter, EarlyRouter),
         seed=st.integers(0, 2**32),
     )
     def holds_for(
@@ -305,10 +308,11 @@ def test_what_a_request_gets_depends_on_nothing_else() -> None:
         models: int,
         share: int,
         kept: int | None,
+        base: type[FakeRouter],
         seed: int,
     ) -> None:
         keeps = None if kept is None else hash_route(1, kept)
-        router = router_class(hash_route(models - 1, share) if models > 1 else stay, keeps)
+        router = router_class(hash_route(models - 1, share) if models > 1 else stay, keeps, base)
         with server_for(mix, router, models, **server) as w:
             play = Play(w, mix, random.Random(seed))
             play.to_the_end()

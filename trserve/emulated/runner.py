@@ -66,6 +66,7 @@ class EmulatedRunner:
     Attributes:
         on_layer: called before each sleep, a few times a second: a long step is no hung worker.
         on_submitted: called in each step, once it is made up and only its time is to pass.
+        on_waking: called before the part of that which is spun.
         routes: no step has the router's score.
         heartbeat: unused; compiled steps have it.
         began_ns: when the next step began (``time.monotonic_ns``), if before its forward.
@@ -78,6 +79,7 @@ class EmulatedRunner:
         self.began_ns = 0
         self.on_layer: Callable[[], None] = _nothing_more
         self.on_submitted: Callable[[], None] = _nothing_more
+        self.on_waking: Callable[[], None] = _nothing_more
         self.routes = False
         self._clock = clock
         self._source = source
@@ -135,6 +137,7 @@ class EmulatedRunner:
         wait_until(deadline_ns, self.on_layer, partial(self._warm_up, output))
 
     def _warm_up(self, output: ForwardOutput) -> None:
+        self.on_waking()
         rows = len(output.logits)
         tokens = output.tokens
         if tokens is None:

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from numpy.typing import NDArray
 
 from trserve.ipc.layout import ROUTER_EXTRAS_BYTES
 from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, StepResult
+from trserve.workers.question import early_question
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
 
@@ -99,6 +100,8 @@ class WatchedRouting(Routing):
         except Exception as error:
             found = self._ask_each(result, error)
         self._check_unchanged(result, before)
+        if self.decides_early:
+            self._check_early(result, found)
         for row, request in enumerate(result.requests):
             decision = Decision(
                 model=self.router.model,
@@ -126,6 +129,27 @@ class WatchedRouting(Routing):
                 f"{self._where}, {len(found)} rows: {described(error)}; each row alone is decided",
             )
         return found
+
+    def _check_early(self, result: StepResult, found: Sequence[int | None]) -> None:
+        """Whether it says the same before there is anything of the step to be seen."""
+        requests = cast("list[Request]", result.requests)
+        shown = [request.visible for request in requests]
+        for request in requests:
+            request.visible = request.length
+        try:
+            early: Sequence[int | None] | str = self._ask(
+                early_question(result.params, requests, result.is_prefill)
+            )
+        except Exception as error:
+            early = described(error)
+        for request, visible in zip(requests, shown, strict=True):
+            request.visible = visible
+        if early != found:
+            self._notes.complain(
+                "route",
+                f"{self._where}: decides_early, but while the step is computed it says {early} "
+                f"and after it {found}",
+            )
 
     def _check_unchanged(self, result: StepResult, before: dict[str, torch.Tensor]) -> None:
         for name, value in before.items():

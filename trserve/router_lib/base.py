@@ -165,6 +165,11 @@ class BaseRouter(ABC):
     more of a result than ``logits``, ``hidden``, ``tap`` and ``token_ids``: no value is asked for
     (``.item()``, ``.tolist()``, ``if``), no request, no parameter. Where ``score`` is None, the
     host asks ``route``. A subclass that overrides any of these declares it anew.
+
+    ``decides_early``: that ``route`` may be asked while the step is still computed. It promises to
+    look at nothing but ``params``, ``is_prefill`` and ``requests``, and of these not at the token
+    just sampled, which is not in ``token_ids`` then; ``logits`` and ``hidden`` have no columns.
+    A subclass that overrides ``route`` declares it anew.
     """
 
     parameters: tuple[Parameter, ...] = ()
@@ -172,6 +177,7 @@ class BaseRouter(ABC):
     reads_tap: bool = False
     reads_model: bool = True
     capturable: ClassVar[bool] = False
+    decides_early: ClassVar[bool] = False
 
     def __init__(self, context: RouterContext) -> None:
         self.context = context

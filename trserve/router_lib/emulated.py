@@ -25,6 +25,7 @@ class EmulatedRouter(BaseRouter):
 
     parameters: tuple[Parameter, ...] = EMULATED_PARAMETERS
     reads_model = False
+    decides_early = True
 
     def __init__(self, context: RouterContext) -> None:
         super().__init__(context)

@@ -24,6 +24,7 @@ class MixtureEnsemble(BaseRouter):
 
     parameters = ME_PARAMETERS
     reads_model = False
+    decides_early = True
 
     def __init__(self, context: RouterContext) -> None:
         super().__init__(context)

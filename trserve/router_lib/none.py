@@ -9,6 +9,7 @@ class NoRouter(BaseRouter):
     """Every request stays where it is."""
 
     reads_model = False
+    decides_early = True
 
     def route(self, result: StepResult) -> list[int]:
         """Stay."""

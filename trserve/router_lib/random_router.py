@@ -19,6 +19,7 @@ class RandomRouter(BaseRouter):
 
     parameters = RANDOM_PARAMETERS
     reads_model = False
+    decides_early = True
     above = False
 
     def __init__(self, context: RouterContext) -> None:

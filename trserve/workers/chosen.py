@@ -6,7 +6,7 @@ table, and what a router is to be asked; samples, decides and commits nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trserve.router_lib.base import StepResult
 from trserve.workers.memory import Plan
-from trserve.workers.question import question
+from trserve.workers.question import early_question, question
 from trserve.workers.request import Request
 from trserve.workers.runner import ForwardOutput
 from trserve.workers.states import State
@@ -32,6 +32,7 @@ class ChosenRows:
         requests: of the rows that are due, in their order.
         pinned: whether none of these ever leaves, so that no router need be asked.
         params: their router parameters, as in ``StepResult``; None until somebody gives them.
+        destinations: what the router has said of them; None until it was asked.
         places: int64, where ``RowWriter.write`` puts what each of these samples.
         prompts: how many rows computed some of a prompt.
     """
@@ -39,6 +40,7 @@ class ChosenRows:
     __slots__ = (
         "_is_prefill",
         "_table",
+        "destinations",
         "due",
         "over",
         "params",
@@ -57,6 +59,7 @@ class ChosenRows:
         self.requests: list[Request] = []
         self.pinned = True
         self.params: Mapping[str, torch.Tensor] | None = None
+        self.destinations: Sequence[int | None] | None = None
         self.places: NDArray[np.int64] = _NONE
         self.prompts = 0
 
@@ -99,6 +102,11 @@ class ChosenRows:
         """What a router is asked about, of the rows that are due; ``params`` are there by then."""
         assert self.params is not None
         return question(output, tokens, self.params, self.requests, self._is_prefill)
+
+    def early_result(self) -> StepResult:
+        """The same before the step is over."""
+        assert self.params is not None
+        return early_question(self.params, self.requests, self._is_prefill)
 
     def _start_waiting(self) -> None:
         for request, _ in self.plan:

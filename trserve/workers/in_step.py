@@ -25,9 +25,6 @@ from trserve.workers.sampler import RowSampling
 from trserve.workers.steady import SteadyRows
 from trserve.workers.step import StepInputs
 
-_DECISIONS = ("route", "score", "signal", "crosses", "bounds", "limits")
-"""What ``capturable`` promises something of."""
-
 
 @dataclass(slots=True)
 class StepAsk:
@@ -57,16 +54,6 @@ class DecidingRunner(Protocol):
     def decide(self, step: StepInputs, ask: StepAsk) -> ForwardOutput:
         """``forward``, with ``tokens`` in the output; ``destinations`` and ``scores`` as well
         where ``ask`` has bounds."""
-
-
-def is_capturable(router: BaseRouter) -> bool:
-    """Whether ``router`` is as its class says: no subclass has overridden what that is about."""
-    for each in type(router).__mro__:
-        if "capturable" in vars(each):
-            return bool(vars(each)["capturable"])
-        if any(name in vars(each) for name in _DECISIONS):
-            return False
-    return False
 
 
 class InStep:

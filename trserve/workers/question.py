@@ -1,8 +1,10 @@
-"""What a router is asked after a step. Knows outputs and requests; not how rows were chosen."""
+"""What a router is asked, after a step or during it. Knows outputs and requests; not how rows were
+chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from numpy.typing import NDArray
 from trserve.router_lib.base import StepResult
 from trserve.workers.request import Request
 from trserve.workers.runner import ForwardOutput
+from trserve.workers.sampler import NO_TOKEN
+
+_NO_COLUMNS: Final = torch.empty(1, 0)
 
 
 def question(
@@ -29,4 +34,19 @@ def question(
         requests=requests,
         is_prefill=is_prefill,
         tap=output.tap,
+    )
+
+
+def early_question(
+    params: Mapping[str, torch.Tensor], requests: Sequence[Request], is_prefill: torch.Tensor
+) -> StepResult:
+    """The same of a step that is still computed; see ``BaseRouter.decides_early``."""
+    rows = len(requests)
+    return StepResult(
+        logits=_NO_COLUMNS.expand(rows, 0),
+        hidden=_NO_COLUMNS.expand(rows, 0),
+        token_ids=torch.full((rows,), NO_TOKEN),
+        params=params,
+        requests=requests,
+        is_prefill=is_prefill,
     )

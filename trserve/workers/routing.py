@@ -21,6 +21,7 @@ from trserve.errors import ConfigError
 from trserve.ipc.layout import ROUTER_EXTRAS_BYTES
 from trserve.router_lib.base import BaseRouter, PeerReq, RouterContext, StepResult
 from trserve.router_lib.parameters import check_values
+from trserve.router_lib.promises import decides_early
 from trserve.router_lib.registry import load_router_class
 from trserve.router_lib.target_share import ShareControl
 from trserve.workers.request import Request
@@ -69,11 +70,13 @@ class Routing:
 
     Attributes:
         on_failure: called with the hook (``route``, ``send``, ...) that failed.
+        decides_early: whether it may be asked while a step is computed.
     """
 
     def __init__(self, router: BaseRouter, control: ShareControl | None = None) -> None:
         self.router = router
         self._control = control
+        self.decides_early = control is None and decides_early(router)
         self._valid = frozenset(range(1 + len(router.peers)))
         self._names = [parameter.name for parameter in router.parameters]
         self.on_failure: Callable[[str], None] = _nobody_counts

@@ -103,6 +103,17 @@ class SubmittingRunner(Protocol):
     on_submitted: Callable[[], None]
 
 
+@runtime_checkable
+class SleepingRunner(SubmittingRunner, Protocol):
+    """One whose host sleeps while the device computes, in the place of a core that only waits.
+
+    Attributes:
+        on_waking: called when it has slept, with some 0.1 ms to go until the output is there.
+    """
+
+    on_waking: Callable[[], None]
+
+
 class TorchRunner:
     """Runs a decoder over a KV cache; one forward for all rows, whatever their lengths.
 

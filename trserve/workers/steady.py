@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trserve.ipc.baton import ONE_TOKEN
 from trserve.router_lib.base import StepResult
 from trserve.workers.memory import Plan
-from trserve.workers.question import question
+from trserve.workers.question import early_question, question
 from trserve.workers.request import Request
 from trserve.workers.row_sampling import BatchSampling
 from trserve.workers.runner import ForwardOutput
@@ -64,6 +64,8 @@ class SteadyRows:
         stay: what a router says that sends none of them away.
         params: as they were given.
         inputs: of the next step.
+        places: int64, where ``RowWriter.write`` puts what each row samples in it.
+        destinations: what the router has said of it; None until it was asked.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class SteadyRows:
         self.version = table.version
         self.pinned = all(request.pinned for request in requests)
         self.stay = [STAY] * len(requests)
-        self.params = params
+        self.params: Mapping[str, torch.Tensor] | None = params
+        self.destinations: Sequence[int | None] | None = None
         self._is_prefill = torch.zeros(len(requests), dtype=torch.bool)
         self._table, self.inputs = table, inputs
         self._slots = [request.slot for request in requests]
@@ -91,8 +94,8 @@ class SteadyRows:
         # What grows, and by how much: the places of the next tokens, and the words to store.
         self._growing = np.zeros((2, max(len(requests), MIN_WIDTH)), np.int64)
         self._growth = np.array([[1], [ONE_TOKEN]]).repeat(self._growing.shape[1], axis=1)
-        self._places, self._words = self._growing[:, : len(requests)]
-        self._places[:] = table.rows.places(requests)
+        self.places, self._words = self._growing[:, : len(requests)]
+        self.places[:] = table.rows.places(requests)
         self._words[:] = [request.word + ONE_TOKEN for request in requests]
         self._starts = self._block_starts()
         self._turn = 0
@@ -146,14 +149,20 @@ class SteadyRows:
 
     def show(self, tokens: NDArray[np.int64]) -> None:
         """Write ``tokens`` past the committed lengths, as ``RowWriter.show`` does."""
-        self._table.rows.write(self._places, tokens)
+        self._table.rows.write(self.places, tokens)
         if not self.pinned:
             for request in self.requests:
                 request.visible = request.length + 1
 
     def result(self, output: ForwardOutput, tokens: NDArray[np.int64]) -> StepResult:
         """What a router is asked about."""
+        assert self.params is not None
         return question(output, tokens, self.params, self.requests, self._is_prefill)
+
+    def early_result(self) -> StepResult:
+        """The same before the step is over."""
+        assert self.params is not None
+        return early_question(self.params, self.requests, self._is_prefill)
 
     def count_computed(self) -> None:
         """Say in each request that the step computed its token."""

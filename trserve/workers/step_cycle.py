@@ -6,22 +6,20 @@ means for its request. Knows no rings, sockets or processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trserve.ipc.baton import Finish
 from trserve.ipc.slab import Slab
 from trserve.ipc.tally import TallyWriter
-from trserve.router_lib.base import StepResult
 from trserve.sched.batching import choose_step
-from trserve.workers.annotating import annotate, write_scores
+from trserve.workers.annotating import annotate
 from trserve.workers.arrivals import Arrivals
+from trserve.workers.asking import Asking
 from trserve.workers.chosen import ChosenRows
 from trserve.workers.early_prefill import EarlyPrefill
 from trserve.workers.grammar import Grammars
@@ -32,10 +30,11 @@ from trserve.workers.metering import WorkerMeter
 from trserve.workers.outcomes import Outcomes
 from trserve.workers.prompt_scoring import PromptScores
 from trserve.workers.recorder import Recorder
+from trserve.workers.rehearsal import rehearse
 from trserve.workers.request import Request
 from trserve.workers.routing import Routing
 from trserve.workers.row_sampling import RowSamplings
-from trserve.workers.runner import ForwardOutput, Runner, SubmittingRunner
+from trserve.workers.runner import ForwardOutput, Runner, SleepingRunner, SubmittingRunner
 from trserve.workers.sampler import Sampler
 from trserve.workers.steady import SteadyRows, is_steady
 from trserve.workers.step import StepInputs
@@ -45,9 +44,6 @@ from trserve.workers.table import RequestTable
 SETTLED_STEPS: Final = 4
 """Steps without a change after which more of them are made ready for: that takes as long as it
 saves in some steps, and a request that is routed often leaves sooner."""
-
-TIMED_ASKS: Final = 16
-"""Every so often the router is timed: two looks at the clock are a hundredth of a handoff."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +102,19 @@ class StepCycle:
         self._inputs = inputs
         self._limits = limits
         self._tally = tally
-        self._meter = meter
-        self._asked = self._began_ns = 0
+        self._began_ns = 0
         if meter is not None:
             routing.on_failure = meter.failed
         self.on_note: Callable[[], None] = _nothing_more
         self.on_submitted: Callable[[], None] = _nothing_more
         self.on_detour: Callable[[], None] = _nothing_more
         self._unsettled: ChosenRows | None = None
+        self._computed: ChosenRows | SteadyRows | None = None  # by a device now
         self.submits = isinstance(runner, SubmittingRunner)
         if isinstance(runner, SubmittingRunner):
             runner.on_submitted = self._while_it_computes
+        if isinstance(runner, SleepingRunner):
+            runner.on_waking = self._rehearse
         self.width = 0
         self.has_rest = False
         self._recorder = recorder
@@ -135,6 +133,7 @@ class StepCycle:
         self._steady: SteadyRows | None = None
         self._arrivals = Arrivals(index, slab, table, routing, self._guard, grammars)
         self._arrivals.on_detour = lambda: self.on_detour()
+        self._asking = Asking(routing, self._in_step, self._arrivals, meter, submits=self.submits)
         self._outcomes = Outcomes(table, routing, tally)
 
     @property
@@ -235,11 +234,7 @@ class StepCycle:
         if sampled is None:
             sampled = self._sampler.sample(output.logits, rows.sampling())
         rows.show(sampled)
-        destinations: Sequence[int | None] = rows.stay
-        if output.destinations is not None:
-            destinations = output.destinations
-        elif not rows.pinned:
-            destinations = self._ask(rows.result(self._in_step.readable(output), sampled))
+        destinations = self._asking.after(rows, output, sampled)
         tokens = sampled.tolist()
         if destinations == rows.stay and rows.commit(tokens):
             self._tally.stayed(len(tokens), len(tokens))
@@ -266,7 +261,14 @@ class StepCycle:
         """A device has begun with a step: all that can be done without its output."""
         self._load.beat_now()
         self.on_submitted()
+        self._computed = self._unsettled or self._steady
+        if self._steady is not None:
+            self._asking.during(self._steady)
         self._settle()
+
+    def _rehearse(self) -> None:
+        if self._computed is not None:
+            rehearse(self._computed, self._table.rows)
 
     def _settle(self) -> None:
         rows, self._unsettled = self._unsettled, None
@@ -277,8 +279,7 @@ class StepCycle:
         if (trace := self._table.trace) is not None and trace.unresumed:
             trace.resumed([each for each, _ in rows.plan], self._table.runnable, self._began_ns)
         rows.settle()
-        if self._in_step.asks_host and not rows.pinned:
-            rows.params = self._routing.parameter_tensors(rows.requests)
+        self._asking.during(rows)
         self.width = 0 if rows.prompts else len(rows.plan)
         self.has_rest = rows.has_rest
 
@@ -311,33 +312,10 @@ class StepCycle:
         if self._arrivals.annotated:
             annotate(requests, output.on_host().logits, sampled)
         tokens = sampled.tolist()
-        destinations: Sequence[int | None] | None = output.destinations
-        if destinations is None:
-            destinations = self._destinations(rows, output, sampled)
+        destinations = self._asking.after(rows, output, sampled)
         self._outcomes.apply(requests, tokens, destinations)
         if self._recorder is not None:
             self._recorder.decided()
-
-    def _destinations(
-        self, rows: ChosenRows, output: ForwardOutput, sampled: NDArray[np.int64]
-    ) -> Sequence[int | None]:
-        if rows.pinned:
-            return [0] * len(rows.requests)
-        if rows.params is None:
-            rows.params = self._routing.parameter_tensors(rows.requests)
-        result = rows.result(self._in_step.readable(output), sampled)
-        if any(request.params.trace for request in self._arrivals.annotated):
-            write_scores(rows.requests, self._routing.scores(result) or ())
-        return self._ask(result)
-
-    def _ask(self, result: StepResult) -> Sequence[int | None]:
-        """What the router says; once in a while, how long it took to say so."""
-        self._asked += 1
-        if self._meter is None or self._asked % TIMED_ASKS != 1:
-            return self._routing.destinations(result)
-        began_ns, found = monotonic_ns(), self._routing.destinations(result)
-        self._meter.asked_ns = monotonic_ns() - began_ns
-        return found
 
 
 def _nothing_more() -> None:

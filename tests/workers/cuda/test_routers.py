@@ -17,10 +17,10 @@ from tests.models.reference import make_model, save
 from tests.router_lib import networks
 from tests.workers.cuda.harness import Beside, graphs_runner, router_of
 from trserve.router_lib.base import BaseRouter, RouterContext, StepResult
+from trserve.router_lib.promises import is_capturable
 from trserve.router_lib.registry import BUILTIN, load_router_class
 from trserve.router_lib.target_share import ShareControl
 from trserve.router_lib.uncertainty import Entropy
-from trserve.workers.in_step import is_capturable
 from trserve.workers.routing import Routing
 
 HIDDEN = 48
@@ -150,7 +150,7 @@ def test_an_override_takes_the_declaration_back():
 def test_a_router_that_breaks_its_word_is_asked_after_the_step(path, caplog):
     runner = graphs_runner(path, instance(Failing))
     assert not runner.routes
-    assert "says that it is capturable" in caplog.text and "asks for a value" in caplog.text
+    assert "cannot be captured" in caplog.text and "asks for a value" in caplog.text
 
 
 def test_a_threshold_that_is_moved_at_each_step_leaves_the_decision_to_the_host():

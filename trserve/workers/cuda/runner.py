@@ -24,11 +24,12 @@ from trserve.models.cuda.attention import AttentionBackend, BatchGeometry
 from trserve.models.cuda.decoder import CudaDecoder
 from trserve.models.layers import Linear
 from trserve.router_lib.base import BaseRouter
+from trserve.router_lib.promises import is_capturable
 from trserve.workers.cuda.buckets import Bucket, Buckets, RunnerLimits
 from trserve.workers.cuda.decisions import Decisions, StepTensors, way_of
 from trserve.workers.cuda.graphs import Graph, GraphDevice, freeze_after_capture
 from trserve.workers.cuda.static_inputs import StaticInputs, TokenViews
-from trserve.workers.in_step import StepAsk, is_capturable
+from trserve.workers.in_step import StepAsk
 from trserve.workers.runner import ForwardOutput
 from trserve.workers.sampler import RowSampling
 from trserve.workers.step import StepInputs
@@ -145,11 +146,7 @@ class CudaRunner:
         try:
             decisions = self._decisions_with(router)
         except Exception as error:
-            log.warning(
-                "the router says that it is capturable, but its score is not: %r; it is asked "
-                "after each step",
-                error,
-            )
+            log.warning("the router's score cannot be captured: %r; it is asked after steps", error)
             router.to(torch.device("cpu"))
             return self._decisions_with(None)
         self.routes = decisions.scores

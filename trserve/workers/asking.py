@@ -1,0 +1,104 @@
+"""When a step's router is asked, and what. Knows rows and outputs; samples and commits nothing.
+
+What can be said before the step's output is there is asked while a device computes it: the
+parameters of the rows, and all of it where the router decides early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic_ns
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trserve.router_lib.base import StepResult
+from trserve.workers.annotating import write_scores
+from trserve.workers.arrivals import Arrivals
+from trserve.workers.in_step import InStep
+from trserve.workers.metering import WorkerMeter
+from trserve.workers.request import Request
+from trserve.workers.routing import Routing
+from trserve.workers.runner import ForwardOutput
+
+TIMED_ASKS: Final = 16
+"""Every so often the router is timed: two looks at the clock are a hundredth of a handoff."""
+
+
+class Rows(Protocol):
+    """The rows of a step that are due: ``ChosenRows`` or ``SteadyRows``, which say the rest.
+
+    Attributes:
+        destinations: what the router has said of this step; None until it was asked.
+    """
+
+    requests: list[Request]
+    pinned: bool
+    params: Mapping[str, torch.Tensor] | None
+    destinations: Sequence[int | None] | None
+
+    def result(self, output: ForwardOutput, tokens: NDArray[np.int64]) -> StepResult: ...
+    def early_result(self) -> StepResult: ...
+
+
+class Asking:
+    """Asks ``routing`` about the steps of one worker.
+
+    Args:
+        submits: whether :meth:`during` comes before the step is over.
+        meter: where it is noted once in a while how long the router took, if anybody asks.
+    """
+
+    def __init__(
+        self,
+        routing: Routing,
+        in_step: InStep,
+        arrivals: Arrivals,
+        meter: WorkerMeter | None,
+        *,
+        submits: bool,
+    ) -> None:
+        self._routing = routing
+        self._in_step = in_step
+        self._arrivals = arrivals
+        self._meter = meter
+        self._early = submits and in_step.asks_host and routing.decides_early
+        self._asked = 0
+
+    def during(self, rows: Rows) -> None:
+        """All that needs no output of the step."""
+        if rows.pinned or not self._in_step.asks_host:
+            return
+        if rows.params is None:
+            rows.params = self._routing.parameter_tensors(rows.requests)
+        # Scores that somebody wants to see are written with the tokens.
+        if self._early and not self._arrivals.annotated:
+            rows.destinations = self._ask(rows.early_result())
+
+    def after(
+        self, rows: Rows, output: ForwardOutput, sampled: NDArray[np.int64]
+    ) -> Sequence[int | None]:
+        """Where each row goes, as ``Routing.destinations`` says."""
+        if output.destinations is not None:
+            return output.destinations
+        if rows.pinned:
+            return [0] * len(rows.requests)
+        if rows.destinations is not None:
+            found, rows.destinations = rows.destinations, None
+            return found
+        if rows.params is None:
+            rows.params = self._routing.parameter_tensors(rows.requests)
+        result = rows.result(self._in_step.readable(output), sampled)
+        if any(request.params.trace for request in self._arrivals.annotated):
+            write_scores(rows.requests, self._routing.scores(result) or ())
+        return self._ask(result)
+
+    def _ask(self, result: StepResult) -> Sequence[int | None]:
+        self._asked += 1
+        if self._meter is None or self._asked % TIMED_ASKS != 1:
+            return self._routing.destinations(result)
+        began_ns, found = monotonic_ns(), self._routing.destinations(result)
+        self._meter.asked_ns = monotonic_ns() - began_ns
+        return found
