@@ -389,6 +389,8 @@ def test_who_may_not_change_the_routing_keeps_nobody_waiting() -> None:
                 async with stage.client.post(path, data=b"{}", headers=headers) as reply:
                     assert reply.status == status
         assert stage.total_asked == 0
+        async with stage.client.options(stage.url + "/v1/trserve/routing") as reply:
+            assert reply.status == 200, "a browser sends no key with it"
 
     admin, theirs = digest("boss"), digest("sk-theirs")
     on_stage(act, endpoint=EndpointPlan(api_keys=(theirs,), admin_key=admin))

@@ -43,7 +43,7 @@ def test_an_answer_that_met_an_outage_says_so_whenever_it_began(tmp_path: Path) 
         before = links.watch([0, 1])
         here_alone = links.watch([0])
         assert not before()
-        reach.too_slow(0.0, 1.0)
+        reach.rest(0.0, 1.0)
         assert words.get("reach") == Reach.ALONE
         meanwhile = links.watch([0, 1])
         reach.update(9.0, connected=True)

@@ -194,3 +194,14 @@ class Late(Sound):
 
     def route(self, result):
         return [int(row.argmax() % 3 == 0) for row in result.logits]
+
+
+class Unfortunate(Sound):
+    """Looks at nothing of a result indeed, and fails for one row now and then."""
+
+    decides_early = True
+
+    def route(self, result):
+        if any(request.committed_len - request.prompt_len == 9 for request in result.requests):
+            raise ZeroDivisionError("nine")
+        return [request.committed_len % 2 for request in result.requests]

@@ -30,6 +30,7 @@ def failures(name, **settings):
         ("Hasty", "route", r"model \d .*decides_early, but .* it says \[.*\] and after it \["),
         ("Peeking", "route", r"decides_early, but .* it says \[.*\] and after it \["),
         ("Late", "route", r"decides_early, but .* it says IndexError: .*broken.py"),
+        ("Unfortunate", "route", r"^row \d of \d(?!.*decides_early)"),
         ("WrongLoc", "handoff", r"loc is \d+, but \d+ tokens are committed"),
         ("TooMuchToSay", "handoff", "extras of 65 bytes; 64 at most"),
         ("CannotReceive", "handoff", "receive, token 0 at model 0 .*KeyError"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.workers.fakes import (
     world,
 )
 from trserve.ipc.baton import BANK_SHIFT, LENGTH_SHIFT
+from trserve.workers.rehearsal import MOST_ROWS, rehearse
 from trserve.workers.request import Request
 
 IN_THE_SLAB = ("_row", "banks")
@@ -63,3 +65,26 @@ def test_it_changes_nothing_that_anybody_relies_on(
         slots = [w.submit(prompt, limit=50, ignore_eos=True) for prompt in PROMPTS]
         w.run(*slots)
     assert rehearsed > 100
+
+
+class Counted:
+    """A request of which it is counted how often its word is asked for."""
+
+    stop_ids: frozenset[int] = frozenset()
+    length, limit = 5, 9
+    asked = 0
+
+    @property
+    def word(self) -> int:
+        Counted.asked += 1
+        return 1
+
+
+def test_it_takes_no_longer_for_more_rows_than_there_is_time_for() -> None:
+    written: list[int] = []
+    rows: Any = SimpleNamespace(
+        requests=[Counted()] * 300, places=np.arange(300), destinations=None
+    )
+    writer: Any = SimpleNamespace(write=lambda places, tokens: written.append(len(places)))
+    rehearse(rows, writer)
+    assert Counted.asked == MOST_ROWS and written == [300]

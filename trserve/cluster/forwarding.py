@@ -58,7 +58,7 @@ class Forwarding:
     Args:
         key: what the groups ask of whoever speaks to them, in the place of the client's own; None
             where the client's key is theirs to check.
-        endpoint: who may see what this process answers by itself.
+        endpoint: who may see what this process answers by itself, and who may administer.
 
     Attributes:
         describe: gives more members for ``/v1/trserve/groups``.
@@ -104,7 +104,8 @@ class Forwarding:
         path = scope["path"]
         own = self._own.get(path)
         try:
-            if own is not None or path in ADMIN_PATHS:  # who may not, keeps nobody waiting
+            # Who may not, keeps nobody waiting; with OPTIONS a browser sends no key.
+            if own is not None or (path in ADMIN_PATHS and scope["method"] != "OPTIONS"):
                 sent = [value for name, value in scope["headers"] if name == b"authorization"]
                 self._access.check(path, scope["query_string"], sent)
             if own is not None:
@@ -199,7 +200,7 @@ class Forwarding:
         )
 
     def _request_headers(self, scope: Scope) -> list[tuple[str, str]]:
-        # Who administers has a key of their own, which is the groups' to check.
+        # Who administers has a key of their own, which the groups check as well.
         ours = self._key is not None and scope["path"] not in ADMIN_PATHS
         kept = [
             (name.decode("latin-1"), value.decode("latin-1"))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trserve.edge.agent_held import Held
-from trserve.edge.agent_table import AgentTable
+from trserve.edge.agent_table import AgentTable, Verdict
 from trserve.edge.cloud import Answer, Cloud, Visit
 from trserve.edge.reachability import Reachability
 from trserve.ipc.baton import Finish
@@ -76,7 +76,6 @@ class Agent:
         self._now = time.monotonic()
         table.on_arrival = self._arrive
         table.on_prompt = self._expect
-        table.on_unfit = self._ask_again
         table.on_end = cloud.end
 
     def begin(self) -> None:
@@ -149,9 +148,11 @@ class Agent:
             self._cloud.prefill(visit)
 
     def _answer(self, answer: Answer) -> None:
-        taken = self._table.apply(answer, self._now)
-        if self._cloud.connected:
-            self._reach.answered(in_time=taken)
+        verdict = self._table.apply(answer, self._now)
+        if verdict is Verdict.UNFIT:
+            self._ask_again(self._table.held[answer.session])
+        elif self._cloud.connected:
+            self._reach.answered(in_time=verdict is Verdict.TAKEN)
 
     def _ask_again(self, held: Held) -> None:
         """What was answered cannot be right: another answer is asked for, but not for ever."""
@@ -159,7 +160,7 @@ class Agent:
             self._send(held)
             return
         log.error("%s has given %d answers that cannot be right", self._name, held.unfit)
-        self._do_without(held)
+        self._give_up(held)
 
     # -- when the far side is away -------------------------------------------------------------
 
@@ -176,6 +177,12 @@ class Agent:
             for held in tuple(self._table.held.values()):
                 self._do_without(held)
 
+    def _give_up(self, held: Held) -> None:
+        """The far side is there, but no good for this request, and hardly for the next one."""
+        if self._policy == DEGRADE and self._reach.reachable:
+            self._reach.rest(self._now, self._timeout_s)
+        self._do_without(held)
+
     def _do_without(self, held: Held) -> None:
         """Take the request back if the policy is to write on, or end it."""
         writes_on = self._policy == DEGRADE and not held.params.pinned
@@ -183,7 +190,8 @@ class Agent:
         if model is None:
             self._table.finish(held, Finish.WORKER_LOST)
         else:
-            self._table.hand_over(held, model, extras=held.extras, empty=False, alone=True)
+            empty = held.length == held.arrival_length
+            self._table.hand_over(held, model, extras=held.extras, empty=empty, alone=True)
 
     def _stand_in(self) -> int | None:
         """A model that can write on."""
@@ -201,6 +209,4 @@ class Agent:
         late = self._now - self._timeout_s
         for held in [held for held in self._table.held.values() if held.since <= late]:
             log.warning("%s has not answered for %g s", self._name, self._timeout_s)
-            if self._policy == DEGRADE and self._reach.reachable:
-                self._reach.too_slow(self._now, self._timeout_s)
-            self._do_without(held)
+            self._give_up(held)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
+from enum import Enum, auto
 from typing import Final
 
 import numpy as np
@@ -43,6 +44,16 @@ _ARRIVAL_WORD: Final = 2
 _NS_PER_US: Final = 1000
 
 
+class Verdict(Enum):
+    """What became of an answer."""
+
+    TAKEN = auto()
+    LATE = auto()
+    """It was of another visit, or of a place where the row does not end."""
+    UNFIT = auto()
+    """Its visit is the present one, and what it says cannot be right."""
+
+
 class AgentTable:
     """The requests of link agent ``index``.
 
@@ -54,7 +65,6 @@ class AgentTable:
         held: those whose baton the agent has, by generation.
         on_arrival: told of each that comes.
         on_prompt: told of each that may come, as a visit of hop 0.
-        on_unfit: told of each whose answer cannot be right.
         on_end: told of each generation that is over, or that nobody wants any more.
         dropped: answers that came too late, twice, or did not fit.
     """
@@ -82,7 +92,6 @@ class AgentTable:
         self.held: dict[int, Held] = {}
         self.on_arrival: Callable[[Held], None] = _nothing
         self.on_prompt: Callable[[Visit], None] = _nothing
-        self.on_unfit: Callable[[Held], None] = _nothing
         self.on_end: Callable[[int], None] = _nothing
         self.dropped = 0
 
@@ -171,21 +180,20 @@ class AgentTable:
 
     # -- answers -----------------------------------------------------------------------------
 
-    def apply(self, answer: Answer, now: float) -> bool:
-        """Commit what ``answer`` says, if it is for the present visit; False if it is dropped."""
+    def apply(self, answer: Answer, now: float) -> Verdict:
+        """Commit what ``answer`` says, if it is for the present visit and can be right."""
         held = self.held.get(answer.session)
         if held is not None and answer.hop == held.hop:
             answer = self._rest(held, answer)
         if held is None or answer.hop != held.hop or answer.start != held.length:
             self.dropped += 1
-            return False
+            return Verdict.LATE
         tokens = answer.ids.tolist()
         if (complaint := self._complaint(held, answer, tokens)) is not None:
             self.dropped += 1
             held.unfit += 1
             log.warning("an answer is dropped: %s", complaint)
-            self.on_unfit(held)
-            return False
+            return Verdict.UNFIT
         held.since = now
         count, end = self._end(held, tokens)
         self._write(held, answer, count)
@@ -206,7 +214,7 @@ class AgentTable:
             self._set_left(held, answer)
             self._tally.left(answer.destination, min(count, 1))
             self.hand_over(held, answer.destination, extras=answer.extras, empty=answer.empty)
-        return True
+        return Verdict.TAKEN
 
     def _rest(self, held: Held, answer: Answer) -> Answer:
         """``answer`` without the tokens that the row has already, if that leaves anything.

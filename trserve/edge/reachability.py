@@ -1,8 +1,9 @@
 """Whether the model at the far side counts as reachable, and what the workers here are told of it.
 
 Policy over a connection's state and a clock, and the words that say it. A model is out of reach
-while its connection is down for longer than a moment, and, with a limit on visits, after one that
-took longer, until it has answered again or for a while. Knows no requests and no sockets.
+while its connection is down for longer than a moment; and after a visit that took longer than it
+may, or came to nothing, for a while or until it has answered again. Knows no requests and no
+sockets.
 """
 
 from __future__ import annotations
@@ -59,8 +60,11 @@ class Reachability:
             self._down_since = now
         return now >= self._down_since + self._patience_s and self._set(False)
 
-    def too_slow(self, now: float, limit_s: float) -> None:
-        """A visit took longer than it may: leave the model alone for a while."""
+    def rest(self, now: float, limit_s: float) -> None:
+        """A visit took longer than it may, or came to nothing: leave the model alone for a while.
+
+        For ``limit_s`` at least, and longer each time until it answers in time.
+        """
         self._rests_until = now + max(limit_s, self._rest_s)
         self._rest_s = min(LONGEST_REST_S, 2 * self._rest_s)
         self._in_a_row += 1

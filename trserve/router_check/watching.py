@@ -97,11 +97,11 @@ class WatchedRouting(Routing):
         found: Sequence[int | None]
         try:
             found = self._ask(result)
+            if self.decides_early:
+                self._check_early(result, found)
         except Exception as error:
             found = self._ask_each(result, error)
         self._check_unchanged(result, before)
-        if self.decides_early:
-            self._check_early(result, found)
         for row, request in enumerate(result.requests):
             decision = Decision(
                 model=self.router.model,

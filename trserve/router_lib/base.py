@@ -167,9 +167,9 @@ class BaseRouter(ABC):
     host asks ``route``. A subclass that overrides any of these declares it anew.
 
     ``decides_early``: that ``route`` may be asked while the step is still computed. It promises to
-    look at nothing but ``params``, ``is_prefill`` and ``requests``, and of these not at the token
-    just sampled, which is not in ``token_ids`` then; ``logits`` and ``hidden`` have no columns.
-    A subclass that overrides ``route`` declares it anew.
+    look at nothing of a result but ``params``, ``is_prefill`` and ``requests``, whose rows are
+    without the token just sampled then. (``logits`` and ``hidden`` have no columns, the result's
+    own ``token_ids`` are -1, ``tap`` is None.) Declared anew as above.
     """
 
     parameters: tuple[Parameter, ...] = ()

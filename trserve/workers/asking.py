@@ -74,7 +74,7 @@ class Asking:
         if rows.params is None:
             rows.params = self._routing.parameter_tensors(rows.requests)
         # Scores that somebody wants to see are written with the tokens.
-        if self._early and not self._arrivals.annotated:
+        if self._early and rows.destinations is None and not self._writes_scores():
             rows.destinations = self._ask(rows.early_result())
 
     def after(
@@ -91,9 +91,12 @@ class Asking:
         if rows.params is None:
             rows.params = self._routing.parameter_tensors(rows.requests)
         result = rows.result(self._in_step.readable(output), sampled)
-        if any(request.params.trace for request in self._arrivals.annotated):
+        if self._writes_scores():
             write_scores(rows.requests, self._routing.scores(result) or ())
         return self._ask(result)
+
+    def _writes_scores(self) -> bool:
+        return any(request.params.trace for request in self._arrivals.annotated)
 
     def _ask(self, result: StepResult) -> Sequence[int | None]:
         self._asked += 1

@@ -95,9 +95,9 @@ class SubmittingRunner(Protocol):
     """A runner whose steps a device computes, while the host has nothing to do but to wait.
 
     Attributes:
-        on_submitted: called once in every step, as soon as the device has it: what is done there
-            takes none of the step's time. Where the host launches a step operation by operation,
-            before the first of its layers.
+        on_submitted: called in every step, as soon as the device has it: what is done there takes
+            none of the step's time. Where the host launches a step operation by operation, before
+            the first of its layers. Once more where the device has to compute the step again.
     """
 
     on_submitted: Callable[[], None]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.edge.link.joined import USER, Joined, joined, side
 from tests.edge.link.test_joined import EXAMPLES, PROMPTS, ROUTER, check, submit_all
-from tests.workers.fakes import VOCAB
+from tests.edge.link.test_outages import marks
+from tests.workers.fakes import VOCAB, hash_route, router_class
 from trserve.edge import frames, greeting
 from trserve.edge.cloud import STAYS, Answer
 from trserve.edge.frames import Contact, Handoff
@@ -177,6 +178,28 @@ def test_who_answers_nothing_else_is_done_without(policy: str) -> None:
             assert (baton.state, baton.finish) == (SlotState.DONE, Finish.WORKER_LOST)
         j.run(slot)
         j.check_nothing_held()
+
+
+def test_a_request_comes_to_its_end_beside_a_far_side_that_is_never_right() -> None:
+    """Model 0 would hand every token on, and discard its own."""
+    with joined(policy="degrade", router=router_class(hash_route(1, 100))) as j:
+        j.turns(3)
+        slot = j.home.world.submit(PROMPTS[0], limit=40, trace=True, ignore_eos=True)
+        words = j.home.world.slab.workers[1]
+        outages, asked = words.get("outages"), 0
+        for _ in range(2000):
+            j.now += 0.001
+            j.home.turn(j.now)
+            j.network.to_port.clear()
+            if slot.gen in j.home.table.held:
+                asked += 1
+                say_what_cannot_be(j, slot)
+        baton = j.home.world.baton(slot)
+        assert (baton.state, baton.finish, baton.length) == (SlotState.DONE, Finish.LENGTH, 40)
+        assert 3 <= asked < 40
+        assert set(j.home.world.outcome(slot).sources) == {0}
+        assert all(marks(j, slot)), "every token was another model's to write"
+        assert words.get("outages") > outages, "and its client is told"
 
 
 PARAMS = {
