@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -96,6 +100,28 @@ def test_an_actor_fills_in_its_place_and_waits_for_its_members() -> None:
     folder = actor._folder
     assert actor.stop(0.1) is None
     assert not Path(folder).exists()
+
+
+def test_an_actor_removes_the_keys_of_those_that_were_killed_and_of_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os, signal, sys, tempfile\n"
+        "from trserve.cluster.actor import GroupActor\n"
+        f"tempfile.tempdir = {str(tmp_path)!r}\n"
+        "GroupActor([], {}, {'keys': 'sk-theirs'}, [1], '127.0.0.1')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    (dead,) = tmp_path.iterdir()
+    assert (dead / "keys").exists()
+    actors = [GroupActor([], {}, {"keys": "sk-ours"}, [1], "127.0.0.1") for _ in range(2)]
+    assert not dead.exists()
+    assert all((actor._folder / "keys").read_text() == "sk-ours" for actor in actors)
+    for actor in actors:
+        actor.stop(0.1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_relay_follows_its_peer() -> None:

@@ -209,8 +209,8 @@ def test_only_threads_with_cores_to_themselves_spin_between_loops() -> None:
 
 LIGHT = (
     *("baton", "layout", "slab", "rings", "links", "doorbell", "fence", "publish", "extras"),
-    *("control", "instance", "process", "child", "child_run", "shared", "annotations"),
-    *("trace", "tally", "estimates", "meter"),
+    *("control", "instance", "owned_directory", "process", "child", "child_run", "shared"),
+    *("annotations", "trace", "tally", "estimates", "meter"),
 )
 
 

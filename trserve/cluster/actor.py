@@ -7,15 +7,13 @@ ends. Knows no other groups and no requests. Imports no ray: the caller makes an
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from trserve.cluster.group_process import GroupProcess, Status
 from trserve.cluster.relay import Relay
+from trserve.ipc.owned_directory import OwnedDirectory, sweep_dead
 
 FOLDER: Final = "{folder}"
 """In arguments and files, stands for the private directory of the files that came along."""
@@ -25,9 +23,6 @@ HOST: Final = "{host}"
 
 PORT: Final = "{port}"
 """Stands for a free port of it."""
-
-
-_PREFIX: Final = "trserve-group-"
 
 
 def peer(number: int) -> str:
@@ -57,8 +52,10 @@ class GroupActor:
     ) -> None:
         self._address, self._node = (address, "") if address else where_we_are()
         self._port = _free_port(self._address)
-        _sweep()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        prefix = f"trserve-group-{os.getuid()}-"
+        sweep_dead(prefix)  # what actors left here that were killed has keys in it
+        self._owned = OwnedDirectory(prefix)
+        self._folder = self._owned.path
         self._relays = {number: Relay() for number in members}
         self._unknown = set(members)
         for name, content in files.items():
@@ -91,7 +88,7 @@ class GroupActor:
     def stop(self, drain_s: float) -> int | None:
         """Drain the group and end it; its exit code."""
         code = self._process.stop(drain_s)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._owned.remove()
         return code
 
 
@@ -100,14 +97,6 @@ def _free_port(address: str) -> int:
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
-
-
-def _sweep() -> None:
-    """Remove what actors left here that were killed: it has keys in it."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def where_we_are() -> tuple[str, str]:
