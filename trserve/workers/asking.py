@@ -6,12 +6,11 @@ parameters of the rows, and all of it where the router decides early.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic_ns
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from trserve.router_lib.base import StepResult
@@ -19,28 +18,12 @@ from trserve.workers.annotating import write_scores
 from trserve.workers.arrivals import Arrivals
 from trserve.workers.in_step import InStep
 from trserve.workers.metering import WorkerMeter
-from trserve.workers.request import Request
+from trserve.workers.question import DueRows
 from trserve.workers.routing import Routing
 from trserve.workers.runner import ForwardOutput
 
 TIMED_ASKS: Final = 16
 """Every so often the router is timed: two looks at the clock are a hundredth of a handoff."""
-
-
-class Rows(Protocol):
-    """The rows of a step that are due: ``ChosenRows`` or ``SteadyRows``, which say the rest.
-
-    Attributes:
-        destinations: what the router has said of this step; None until it was asked.
-    """
-
-    requests: list[Request]
-    pinned: bool
-    params: Mapping[str, torch.Tensor] | None
-    destinations: Sequence[int | None] | None
-
-    def result(self, output: ForwardOutput, tokens: NDArray[np.int64]) -> StepResult: ...
-    def early_result(self) -> StepResult: ...
 
 
 class Asking:
@@ -67,7 +50,7 @@ class Asking:
         self._early = submits and in_step.asks_host and routing.decides_early
         self._asked = 0
 
-    def during(self, rows: Rows) -> None:
+    def during(self, rows: DueRows) -> None:
         """All that needs no output of the step."""
         if rows.pinned or not self._in_step.asks_host:
             return
@@ -78,7 +61,7 @@ class Asking:
             rows.destinations = self._ask(rows.early_result())
 
     def after(
-        self, rows: Rows, output: ForwardOutput, sampled: NDArray[np.int64]
+        self, rows: DueRows, output: ForwardOutput, sampled: NDArray[np.int64]
     ) -> Sequence[int | None]:
         """Where each row goes, as ``Routing.destinations`` says."""
         if output.destinations is not None:

@@ -4,7 +4,7 @@ chosen."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,26 @@ from trserve.workers.runner import ForwardOutput
 from trserve.workers.sampler import NO_TOKEN
 
 _NO_COLUMNS: Final = torch.empty(1, 0)
+
+
+class DueRows(Protocol):
+    """The rows of a step that sample a token; ``ChosenRows`` and ``SteadyRows`` say the rest.
+
+    Attributes:
+        pinned: whether none of them ever leaves.
+        params: their router parameters; None until somebody gives them.
+        destinations: what the router has said of this step; None until it was asked.
+        places: int64, where ``RowWriter.write`` puts what each of them samples.
+    """
+
+    requests: list[Request]
+    pinned: bool
+    params: Mapping[str, torch.Tensor] | None
+    destinations: Sequence[int | None] | None
+    places: NDArray[np.int64]
+
+    def result(self, output: ForwardOutput, tokens: NDArray[np.int64]) -> StepResult: ...
+    def early_result(self) -> StepResult: ...
 
 
 def question(

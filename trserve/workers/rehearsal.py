@@ -8,33 +8,23 @@ writes there, writes again. Knows rows and requests; no outcome.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice, repeat
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trserve.ipc.baton import hand_over
 from trserve.ipc.extras import write_extras
 from trserve.ipc.rings import Descriptor, Kind
+from trserve.workers.question import DueRows
 from trserve.workers.request import Request
 from trserve.workers.rows import RowWriter
-
-
-class Rows(Protocol):
-    """The rows of a step that are due; ``ChosenRows`` and ``SteadyRows`` say the rest."""
-
-    requests: list[Request]
-    places: NDArray[np.int64]
-    destinations: Sequence[int | None] | None
-
 
 MOST_ROWS: Final = 16
 """Rows that are gone through one by one: the others find the code there, and time is short."""
 
 
-def rehearse(rows: Rows, writer: RowWriter) -> None:
+def rehearse(rows: DueRows, writer: RowWriter) -> None:
     """Touch what the end of a step of ``rows`` will touch; they are settled."""
     if not rows.requests:
         return
