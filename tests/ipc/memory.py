@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,11 @@ from trserve.ipc.layout import Layout
 from trserve.ipc.links import LinkReceiver, Medium, ShmMedium, open_outbox, receivers
 from trserve.ipc.publish import Outbox
 from trserve.ipc.slab import Slab, create_slab_file
+
+COLLECT_EVERY = 32
+"""A view's mapping has a descriptor of its own, and goes with the worker that looks through it: at
+the next collection, which beside torch may come after a thousand of them."""
+_uses = itertools.count(1)
 
 
 @dataclass
@@ -45,3 +52,5 @@ def memory(*, slots: int = 4, row_tokens: int = 64, workers: int = 2) -> Iterato
     finally:
         for each in (fd, *bells):
             os.close(each)
+        if next(_uses) % COLLECT_EVERY == 0:
+            gc.collect()
