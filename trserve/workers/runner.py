@@ -108,7 +108,7 @@ class SleepingRunner(SubmittingRunner, Protocol):
     """One whose host sleeps while the device computes, in the place of a core that only waits.
 
     Attributes:
-        on_waking: called when it has slept, with some 0.1 ms to go until the output is there.
+        on_waking: called when it has slept, with some 0.2 ms to go until the output is there.
     """
 
     on_waking: Callable[[], None]
