@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Final
 
 SPIN_NS: Final = 300_000
-"""The end of each wait that is spun. Half of it is for waking, which takes up to 0.1 ms after a long
-sleep on a virtual core, and half for warming up: 0.07 ms with nothing in the caches."""
+"""The end of each wait that is spun. Half of it is for waking: up to 0.1 ms after a long sleep on a
+virtual core. The other half is for warming up: 0.07 ms with nothing in the caches."""
 
 BEAT_EVERY_NS: Final = 250_000_000
 """A longer wait gives signs of life so often."""
