@@ -54,8 +54,7 @@ class Asking:
         """All that needs no output of the step."""
         if rows.pinned or not self._in_step.asks_host:
             return
-        if rows.params is None:
-            rows.params = self._routing.parameter_tensors(rows.requests)
+        self._give_params(rows)
         # Scores that somebody wants to see are written with the tokens.
         if self._early and rows.destinations is None and not self._writes_scores():
             rows.destinations = self._ask(rows.early_result())
@@ -71,12 +70,15 @@ class Asking:
         if rows.destinations is not None:
             found, rows.destinations = rows.destinations, None
             return found
-        if rows.params is None:
-            rows.params = self._routing.parameter_tensors(rows.requests)
+        self._give_params(rows)
         result = rows.result(self._in_step.readable(output), sampled)
         if self._writes_scores():
             write_scores(rows.requests, self._routing.scores(result) or ())
         return self._ask(result)
+
+    def _give_params(self, rows: DueRows) -> None:
+        if rows.params is None:
+            rows.params = self._routing.parameter_tensors(rows.requests)
 
     def _writes_scores(self) -> bool:
         return any(request.params.trace for request in self._arrivals.annotated)

@@ -234,7 +234,7 @@ class StepCycle:
         if sampled is None:
             sampled = self._sampler.sample(output.logits, rows.sampling())
         rows.show(sampled)
-        destinations = self._asking.after(rows, output, sampled)
+        destinations = rows.stay if rows.pinned else self._asking.after(rows, output, sampled)
         tokens = sampled.tolist()
         if destinations == rows.stay and rows.commit(tokens):
             self._tally.stayed(len(tokens), len(tokens))
