@@ -26,6 +26,12 @@ from trserve.workers.news import News
 
 log = logging.getLogger(__name__)
 BELT_S: Final = 1.0
+REPEAT_S: Final = 5.0
+"""Without a token for so long, a visit is told again: an answer may have been lost."""
+
+_AHEAD_S: Final = 1.0
+"""Likewise where one is missing for certain, unless it was told just before."""
+
 _MOST_UNFIT: Final = 3
 """Answers to one visit that cannot be right, until it is done without."""
 
@@ -74,6 +80,7 @@ class Agent:
         self._news = News(slab, remote)
         self._connections = cloud.connections
         self._now = time.monotonic()
+        self._repeat_at = 0.0
         table.on_arrival = self._arrive
         table.on_prompt = self._expect
         table.on_end = cloud.end
@@ -104,6 +111,7 @@ class Agent:
             for held in tuple(self._table.held.values()):
                 self._send(held)
         self._tend()
+        self._repeat()
         self._publish()
 
     def due_s(self, now: float) -> float:
@@ -138,6 +146,7 @@ class Agent:
         self._send(held)
 
     def _send(self, held: Held) -> None:
+        held.asked = self._now
         if self._reach.reachable or self._policy == WAIT:
             self._cloud.visit(self._table.visit_of(held))
         else:
@@ -149,18 +158,41 @@ class Agent:
 
     def _answer(self, answer: Answer) -> None:
         verdict = self._table.apply(answer, self._now)
-        if verdict is Verdict.UNFIT:
-            self._ask_again(self._table.held[answer.session])
-        elif self._cloud.connected:
+        if verdict in (Verdict.UNFIT, Verdict.APART):
+            self._ask_again(self._table.held[answer.session], anew=verdict is Verdict.APART)
+            return
+        if verdict is Verdict.AHEAD:
+            self._say_again(self._table.held[answer.session], _AHEAD_S)
+        if self._cloud.connected:
             self._reach.answered(in_time=verdict is Verdict.TAKEN)
 
-    def _ask_again(self, held: Held) -> None:
+    def _ask_again(self, held: Held, *, anew: bool) -> None:
         """What was answered cannot be right: another answer is asked for, but not for ever."""
-        if held.unfit < _MOST_UNFIT:
-            self._send(held)
+        if held.unfit >= _MOST_UNFIT:
+            log.error("%s has given %d answers that cannot be right", self._name, held.unfit)
+            self._give_up(held)
             return
-        log.error("%s has given %d answers that cannot be right", self._name, held.unfit)
-        self._give_up(held)
+        if anew:
+            self._table.begin_anew(held)
+            self._publish()
+            self._cloud.forget(held.gen)
+        self._send(held)
+
+    def _say_again(self, held: Held, after_s: float) -> None:
+        """The same visit once more, which changes nothing for a far side that is at it."""
+        here = self._cloud.connected and self._reach.reachable
+        if here and self._now >= held.asked + after_s:
+            self._send(held)
+
+    def _repeat(self) -> None:
+        """Of those that get no token: what was answered last may have been lost, and then nothing
+        else would come."""
+        if self._now < self._repeat_at:
+            return
+        self._repeat_at = self._now + BELT_S
+        for held in self._table.held.values():
+            if self._now >= held.since + REPEAT_S:
+                self._say_again(held, REPEAT_S)
 
     # -- when the far side is away -------------------------------------------------------------
 

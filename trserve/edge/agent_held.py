@@ -21,6 +21,7 @@ class Held:
         pending_ns, stored_ns, extras: what came with it.
         stop_ids: tokens that end it.
         since: when it last moved, ``time.monotonic()``.
+        asked: when the far side was last told of this visit, likewise.
         unfit: answers to this visit of which nothing can be right.
     """
 
@@ -38,6 +39,7 @@ class Held:
     stored_ns: int
     extras: bytes
     since: float = 0.0
+    asked: float = 0.0
     unfit: int = 0
 
     @property

@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from enum import Enum, auto
-from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trserve.edge.agent_held import Held
-from trserve.edge.cloud import STAYS, Answer, Records, Visit
+from trserve.edge.answer_checks import end_of, is_known, with_handoff, without_known
+from trserve.edge.cloud import STAYS, Answer, Visit
 from trserve.edge.records import write_records
 from trserve.ipc.baton import (
     BANK_SHIFT,
@@ -40,8 +41,6 @@ from trserve.ipc.tally import TallyWriter
 from trserve.params import decode_params
 
 log = logging.getLogger(__name__)
-_ARRIVAL_WORD: Final = 2
-_NS_PER_US: Final = 1000
 
 
 class Verdict(Enum):
@@ -49,9 +48,13 @@ class Verdict(Enum):
 
     TAKEN = auto()
     LATE = auto()
-    """It was of another visit, or of a place where the row does not end."""
+    """It was of another visit, or says what is known."""
+    AHEAD = auto()
+    """Its visit is the present one, but tokens between the row and it have not come."""
     UNFIT = auto()
     """Its visit is the present one, and what it says cannot be right."""
+    APART = auto()
+    """Likewise; and the far side goes on from a row that is not this one."""
 
 
 class AgentTable:
@@ -163,7 +166,7 @@ class AgentTable:
             params=held.params,
             left=tuple(words[held.slot] for words in self._slab.left),
             extras=held.extras,
-            empty=held.empty,
+            empty=held.empty and held.length == held.arrival_length,
             deadline_ns=held.params.deadline_ns,
         )
 
@@ -183,19 +186,18 @@ class AgentTable:
     def apply(self, answer: Answer, now: float) -> Verdict:
         """Commit what ``answer`` says, if it is for the present visit and can be right."""
         held = self.held.get(answer.session)
-        if held is not None and answer.hop == held.hop:
-            answer = self._rest(held, answer)
-        if held is None or answer.hop != held.hop or answer.start != held.length:
+        if held is None or answer.hop != held.hop:
             self.dropped += 1
             return Verdict.LATE
+        row = self._rows[held.slot, : held.length]
+        answer = without_known(answer, row)
+        if answer.start != held.length and not answer.unreadable:
+            return self._elsewhere(held, answer, row)
         tokens = answer.ids.tolist()
-        if (complaint := self._complaint(held, answer, tokens)) is not None:
-            self.dropped += 1
-            held.unfit += 1
-            log.warning("an answer is dropped: %s", complaint)
-            return Verdict.UNFIT
+        if (complaint := answer.unreadable or self._complaint(held, answer, tokens)) is not None:
+            return self._drop(held, complaint)
         held.since = now
-        count, end = self._end(held, tokens)
+        count, end = end_of(held, tokens)
         self._write(held, answer, count)
         slab = self._slab
         if answer.cached >= 0 and slab.cached[held.slot] < 0:
@@ -213,23 +215,27 @@ class AgentTable:
         else:
             self._set_left(held, answer)
             self._tally.left(answer.destination, min(count, 1))
-            self.hand_over(held, answer.destination, extras=answer.extras, empty=answer.empty)
+            # Of a visit that was begun anew the far side knows only what came after that.
+            empty = answer.empty and held.length == held.arrival_length
+            self.hand_over(held, answer.destination, extras=answer.extras, empty=empty)
         return Verdict.TAKEN
 
-    def _rest(self, held: Held, answer: Answer) -> Answer:
-        """``answer`` without the tokens that the row has already, if that leaves anything.
+    def _elsewhere(self, held: Held, answer: Answer, row: NDArray[np.int32]) -> Verdict:
+        """Of an answer to the present visit that does not begin where the row ends."""
+        if answer.start > held.length or is_known(answer, row):
+            self.dropped += 1
+            return Verdict.AHEAD if answer.start > held.length else Verdict.LATE
+        self._drop(held, "it contradicts what was answered before")
+        # Where nothing was committed yet there is no other row, and who comes with a hop above 0
+        # is neither asked by the router where it is to begin, nor has its prompt scored.
+        begun = held.hop or held.length > held.prompt_len
+        return Verdict.APART if begun else Verdict.UNFIT
 
-        A visit that was sent twice is answered from its beginning twice, and what was answered
-        before is then not answered by itself any more.
-        """
-        known, over = held.length - answer.start, answer.destination != STAYS or answer.finish
-        if not 0 < known <= len(answer.ids) or (known == len(answer.ids) and not over):
-            return answer
-        row = self._rows[held.slot, answer.start : held.length]
-        if not np.array_equal(row, answer.ids[:known]):
-            return answer
-        ids, sources = answer.ids[known:], answer.sources[known:]
-        return answer._replace(start=held.length, ids=ids, sources=sources)
+    def _drop(self, held: Held, complaint: str) -> Verdict:
+        self.dropped += 1
+        held.unfit += 1
+        log.warning("an answer is dropped: %s", complaint)
+        return Verdict.UNFIT
 
     def _complaint(self, held: Held, answer: Answer, tokens: list[int]) -> str | None:
         """Why nothing of ``answer`` can be taken; None if it can."""
@@ -248,37 +254,14 @@ class AgentTable:
             return "it ends without a token that ends it"
         return None
 
-    def _end(self, held: Held, tokens: list[int]) -> tuple[int, Finish]:
-        """How many of ``tokens`` count, and why the request is over with the last of them."""
-        for count, token in enumerate(tokens, 1):
-            if token in held.stop_ids:
-                return count, Finish.STOP
-            if held.length + count >= held.limit:
-                return count, Finish.LENGTH
-        return len(tokens), Finish.NONE
-
     def _write(self, held: Held, answer: Answer, count: int) -> None:
         slab, start, end = self._slab, held.length, held.length + count
         slab.tokens[held.slot, start:end] = answer.ids[:count]
         slab.source[held.slot, start:end] = answer.sources[:count]
         if answer.records is not None:
-            records = self._with_handoff(held, answer, answer.records)
+            records = with_handoff(held, answer, answer.records)
             write_records(slab, held.slot, held.params, held.prompt_len, records, end)
         held.length = end
-
-    def _with_handoff(self, held: Held, answer: Answer, records: Records) -> Records:
-        """The far side knows how long its own handoff took; the way there and back is ours."""
-        at = held.length - records.first
-        fresh = held.length == held.arrival_length
-        count, width = records.words.shape
-        there = 0 <= at < count and width > _ARRIVAL_WORD
-        if not (held.params.trace and held.hop and fresh and there):
-            return records
-        words = records.words.copy()
-        own = int(words[at, _ARRIVAL_WORD]) >> 1
-        way = max(0, time.monotonic_ns() - held.stored_ns - answer.remote_ns) // _NS_PER_US
-        words[at, _ARRIVAL_WORD] = min(way + max(own, 1), 2**30 - 1) << 1
-        return records._replace(words=words)
 
     def _set_left(self, held: Held, answer: Answer) -> None:
         for model, length in enumerate(answer.left):
@@ -302,6 +285,17 @@ class AgentTable:
         self._outbox.store_baton(slot, word)
         self._outbox.send(model, Descriptor(Kind.RUN, slot, held.gen, hop))
         del self.held[held.gen]
+
+    def begin_anew(self, held: Held) -> None:
+        """Make the visit another one, so that what the far side still says of this one is late.
+
+        As if the agent had handed the request to itself; what came with it stays in its bank. The
+        caller publishes it before it tells the far side: a successor must not know a smaller hop.
+        """
+        word = hand_over(held.word, self._index, held.hop + 1)
+        held.word = word ^ 1 << BANK_SHIFT
+        self._hops[held.slot] = (held.gen, held.hop)
+        self._outbox.store_baton(held.slot, held.word | held.length << LENGTH_SHIFT)
 
     def finish(self, held: Held, reason: Finish, *, barred: bool = False) -> None:
         """End a request, and tell every worker that has heard of it."""

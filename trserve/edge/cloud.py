@@ -33,7 +33,7 @@ class Visit(NamedTuple):
         params: what the request asks for.
         left: by model: the row's length when it last gave the request away.
         extras: the router's own bytes, without the zeros at their end.
-        empty: whether the hop that brought it had committed nothing.
+        empty: whether the hop that brought it had committed nothing, and nothing was since.
         deadline_ns: when its time is over (``time.monotonic_ns``); 0 for never.
     """
 
@@ -70,6 +70,7 @@ class Answer(NamedTuple):
         remote_ns: how long the visit has been there.
         left: as a visit's; empty where it is as before.
         records: annotations of rows, where they were asked for.
+        unreadable: why nothing but ``session`` and ``hop`` could be read of it; empty if all was.
     """
 
     session: int
@@ -85,6 +86,7 @@ class Answer(NamedTuple):
     remote_ns: int = 0
     left: tuple[int, ...] = ()
     records: Records | None = None
+    unreadable: str = ""
 
 
 class Cloud(Protocol):
@@ -118,6 +120,9 @@ class Cloud(Protocol):
 
     def prefill(self, visit: Visit) -> None:
         """A request may come: its prompt may be computed meanwhile. May be ignored."""
+
+    def forget(self, session: int) -> None:
+        """What the far side has of the session may be wrong: the next visit brings all of it."""
 
     def end(self, session: int) -> None:
         """The session is over: nothing of it is kept there."""

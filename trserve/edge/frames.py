@@ -191,6 +191,18 @@ def decode_answer(frame: bytes, limits: Limits) -> Answer:
     )
 
 
+def read_answer(frame: bytes, limits: Limits) -> Answer:
+    """As :func:`decode_answer`, but where only the head can be read the answer says so."""
+    try:
+        return decode_answer(frame, limits)
+    except FrameError as error:
+        if len(frame) < wire.ANSWER_HEAD.size:
+            raise
+        _, _, _, _, session, hop, *_ = wire.ANSWER_HEAD.unpack_from(frame)
+        none = np.zeros(0, np.uint8)
+        return Answer(session, hop, 0, _NO_IDS, none, unreadable=str(error))
+
+
 # -- the small ones ------------------------------------------------------------------------------
 
 

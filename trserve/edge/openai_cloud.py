@@ -186,6 +186,9 @@ class OpenAiCloud:
     def prefill(self, visit: Visit) -> None:
         """Nothing: such a server computes a prompt only to write behind it."""
 
+    def forget(self, session: int) -> None:
+        """Nothing: every call brings the whole row."""
+
     def end(self, session: int) -> None:
         """Cancel its call, if one is under way."""
         known = self._under_way.pop(session, None)

@@ -72,9 +72,13 @@ class Outgoing:
         self.sent = handoff.start + len(handoff.ids)
         self.known = True
 
+    def awaits(self, answer: Answer) -> bool:
+        """Whether ``answer`` is of the visit that was sent last."""
+        return self.visit is not None and answer.hop == self.visit.hop
+
     def was_answered(self, answer: Answer) -> None:
         """The far side has what was sent for that visit, and what it wrote."""
-        if self.visit is None or answer.hop != self.visit.hop:
+        if not self.awaits(answer):
             return
         self.acknowledged, self._known_acknowledged = self.sent, self.known
         if len(answer.ids):

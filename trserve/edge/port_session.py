@@ -45,6 +45,10 @@ class Session:
     began_ns: int = field(default_factory=time.monotonic_ns)
     used_s: float = 0.0
 
+    def waits_with(self, length: int) -> bool:
+        """Whether it waits for a slot with a row of ``length`` tokens."""
+        return self.pending is not None and len(self.pending.ids) == length
+
     def opening(self, handoff: Handoff, row: NDArray[np.int32]) -> Opening:
         """What its slot begins as; ``row``: int32, all of its tokens with those of ``handoff``."""
         contact, params = self.contact, self.params

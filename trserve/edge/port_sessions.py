@@ -119,7 +119,7 @@ class PortSessions:
             self.stale += 1
         elif handoff.hop == session.hop and session.slot is not None:
             self._again(session, session.slot, handoff)
-        else:
+        elif handoff.hop > session.hop or not session.waits_with(end):
             self._visit(session, handoff)
 
     def on_prefill(self, peer: bytes, model: int, handoff: Handoff, now: float) -> None:

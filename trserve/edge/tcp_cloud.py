@@ -153,6 +153,11 @@ class TcpCloud:
             self._sessions[visit.session] = session
             self.counts.was_sent(len(frame), contact=True)
 
+    def forget(self, session: int) -> None:
+        """All of its row is sent with its next visit."""
+        if (known := self._sessions.get(session)) is not None:
+            known.forget()
+
     def end(self, session: int) -> None:
         """Forget it, here and there."""
         self._unsent.pop(session, None)
@@ -301,10 +306,15 @@ class TcpCloud:
         self._ends.ponged(stamp)
 
     def _on_answer(self, frame: bytes, now: float) -> Answer:
-        answer = frames.decode_answer(frame, self._limits)
+        answer = frames.read_answer(frame, self._limits)
+        session = self._sessions.get(answer.session)
+        if answer.unreadable:
+            if session is None or not session.awaits(answer):
+                raise FrameError(answer.unreadable)
+            return answer  # it is waited for, and asked for again
         self.counts.answer_bytes += len(frame)
         self.counts.answers += answer.destination != STAYS or bool(answer.finish)
-        if (session := self._sessions.get(answer.session)) is not None:
+        if session is not None:
             session.was_answered(answer)
         return answer
 
