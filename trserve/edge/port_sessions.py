@@ -21,6 +21,7 @@ from trserve.edge.params_check import complaint, without_unknown_ends
 from trserve.edge.port_answers import answer_of, refusal
 from trserve.edge.port_session import Key, Session
 from trserve.edge.port_slots import PortSlots
+from trserve.edge.port_unsaid import Unsaid
 from trserve.edge.wire import FrameError
 from trserve.gateway.slots import Slot
 from trserve.ipc.baton import SlotState, unpack
@@ -75,7 +76,7 @@ class PortSessions:
         self._sessions: dict[Key, Session] = {}
         self._away: dict[Key, Session] = {}
         self._waiting: dict[Key, Session] = {}
-        self._unasked: dict[Key, tuple[int, int]] = {}
+        self._unsaid = Unsaid(send)
         self._unsettled: set[Key] = set()
         self.stale = self.evicted = 0
 
@@ -100,14 +101,15 @@ class PortSessions:
         key, end = (peer, handoff.session), handoff.start + len(handoff.ids)
         self._settle(key)
         self._unsettled.add(key)
+        self._unsaid.forget(key)
         if key not in self._sessions and not self._has_room():
             log.error("a request of another host ends: %d others are under way", MAX_SESSIONS)
-            self._send(peer, encode_answer(refusal(handoff.session, handoff.hop, end)))
+            self._refuse(key, handoff.hop, end)
             return
         try:
             session = self._sessions.get(key) or self._meet(key, model, handoff)
         except FrameError:  # else it would be waited for
-            self._send(peer, encode_answer(refusal(handoff.session, handoff.hop, end)))
+            self._refuse(key, handoff.hop, end)
             raise
         if session is None:
             self._need(key, handoff.hop, 0)
@@ -146,6 +148,7 @@ class PortSessions:
     def on_end(self, peer: bytes, number: int) -> None:
         """Its home is done with it."""
         self._settle((peer, number))
+        self._unsaid.forget((peer, number))
         session = self._sessions.get((peer, number))
         if session is not None:
             self._drop(session)
@@ -196,11 +199,12 @@ class PortSessions:
         self._sessions[session.key] = session
 
     def _need(self, key: Key, hop: int, have: int) -> None:
-        """Ask for tokens: now, or when there is room."""
-        if not self._send(key[0], encode_need(Need(key[1], hop, have))):
-            if len(self._unasked) >= MAX_SESSIONS:
-                del self._unasked[next(iter(self._unasked))]
-            self._unasked[key] = (hop, have)
+        """Ask for tokens."""
+        self._unsaid.say(key, encode_need(Need(key[1], hop, have)))
+
+    def _refuse(self, key: Key, hop: int, end: int) -> None:
+        """Say that a visit with a row of ``end`` tokens is over, and its request with it."""
+        self._unsaid.say(key, encode_answer(refusal(key[1], hop, end)))
 
     # -- visits ------------------------------------------------------------------------------
 
@@ -225,7 +229,7 @@ class PortSessions:
         session.told, session.away = length, True
         session.pending = None
         if not self._can_follow(session):
-            self._refuse(session, "its grammar needs llguidance: pip install 'trserve[structured]'")
+            self._end(session, "its grammar needs llguidance: pip install 'trserve[structured]'")
             return
         same = np.array_equal(row[start:length], handoff.ids[: len(row) - start])
         if slot is not None and same and length >= len(row) and self._slots.is_home(slot):
@@ -248,7 +252,7 @@ class PortSessions:
             session.slot = None
         session.pending = handoff._replace(start=0, ids=whole)
         if not self._open(session) and self._too_many_wait():
-            self._refuse(session, "too many wait for one of --edge-sessions")
+            self._end(session, "too many wait for one of --edge-sessions")
 
     def _too_many_wait(self) -> bool:
         rows = [s.pending.ids for s in self._waiting.values() if s.pending is not None]
@@ -265,7 +269,7 @@ class PortSessions:
         if session.slot is None:
             self._waiting[session.key] = session
             if opening.pages > self._slots.most_pages:
-                self._refuse(session, "--edge-sessions leaves too little for log probabilities")
+                self._end(session, "--edge-sessions leaves too little for log probabilities")
             return False
         session.pending = None
         session.seen = -1
@@ -273,10 +277,9 @@ class PortSessions:
         self._away[session.key] = session
         return True
 
-    def _refuse(self, session: Session, why: str) -> None:
+    def _end(self, session: Session, why: str) -> None:
         log.error("a request of another host ends: %s", why)
-        answer = refusal(session.key[1], session.hop, session.told)
-        self._send(session.key[0], encode_answer(answer))
+        self._refuse(session.key, session.hop, session.told)
         self._drop(session)
 
     def _make_room(self) -> None:
@@ -309,9 +312,7 @@ class PortSessions:
         Before it the caller publishes what came.
         """
         self._unsettled.clear()
-        unasked, self._unasked = self._unasked, {}
-        for key, (hop, have) in unasked.items():
-            self._need(key, hop, have)
+        self._unsaid.retry(self.is_here)
         for session in tuple(self._away.values()):
             slot = session.slot
             if slot is not None and (word := self._slab.baton[slot.index]) != session.seen:
