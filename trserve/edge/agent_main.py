@@ -176,7 +176,8 @@ def create_cloud(arguments: ChildArguments, plan: ServerPlan) -> Cloud:
     model = plan.models[arguments.index]
     values = numbers(plan.router_config)
     if model.remote.startswith(OPENAI):
-        from trserve.edge.openai_cloud import OpenAiCloud, check_router, read_key
+        from trserve.edge.openai_cloud import OpenAiCloud
+        from trserve.edge.openai_setup import check_router, read_key
 
         check_router(plan.router)
         url = model.remote.removeprefix(OPENAI)

@@ -15,7 +15,7 @@ from trserve.edge.greeting import UNNAMED
 from trserve.edge.onnx.files import is_onnx_model, read_manifest
 from trserve.edge.onnx.placement import check_exportable, check_packages
 from trserve.edge.onnx.stored import stored_path
-from trserve.edge.openai_cloud import check_router
+from trserve.edge.openai_setup import check_router
 from trserve.edge.options import DEFAULTS
 from trserve.errors import ConfigError
 from trserve.models.aliases import ResolvedModel, resolve_model

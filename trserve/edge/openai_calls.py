@@ -1,7 +1,8 @@
 """HTTP calls whose answers are waited for in threads, over connections that are kept.
 
 ``http.client`` blocks, and a link agent must not: a call is handed to a thread, and its outcome to
-whoever polls a descriptor. Every wait is bounded. A call is sent a second time only where a
+whoever polls a descriptor. Every wait is bounded: a call has its time as a whole, from when a
+thread begins it, however slowly an answer trickles in. It is sent a second time only where a
 connection that had been idle turns out to be closed, which says nothing of the server. Knows HTTP;
 nothing of visits or of what is asked.
 """
@@ -9,6 +10,7 @@ nothing of visits or of what is asked.
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import socket
 import ssl
@@ -18,6 +20,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,6 +29,9 @@ from trserve.errors import ConfigError
 MAX_CONNECTIONS: Final = 32
 CONNECT_S: Final = 5.0
 MAX_BODY: Final = 16 * 2**20
+_LOOK_S: Final = 0.25
+_LONGEST_PAUSE_S: Final = 86_400.0
+_TOO_LATE: Final = "no answer came in time"
 _STALE: Final = (
     http.client.RemoteDisconnected,
     BrokenPipeError,
@@ -42,12 +48,14 @@ class Outcome(NamedTuple):
     Attributes:
         status: of HTTP; 0 where no answer came, for the reason ``error``.
         body: of the answer.
+        retry_after_s: the pause that the server asks for; None where it asks for none.
     """
 
     number: int
     status: int = 0
     body: bytes = b""
     error: str = ""
+    retry_after_s: float | None = None
 
 
 class Server:
@@ -95,23 +103,32 @@ class Calls:
         self._lock = threading.Lock()
         self._sockets: dict[int, socket.socket] = {}
         self._open: set[int] = set()
+        self._deadlines: dict[int, float] = {}
         self._numbers = 0
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when :meth:`outcomes` has some."""
 
-    def begin(self, path: str, body: bytes | None, timeout_s: float) -> int:
-        """Begin a call, a GET where there is no ``body``; returns its number."""
+    def begin(
+        self, path: str, body: bytes | None, timeout_s: float, until: float = math.inf
+    ) -> int:
+        """Begin a call, a GET where there is no ``body``; returns its number.
+
+        Args:
+            timeout_s: how long it may take once a thread is free for it.
+            until: when it has to be over at the latest, ``time.monotonic()``.
+        """
         self._numbers += 1
         number = self._numbers
         with self._lock:
             self._open.add(number)
-        self._pool.submit(self._run, number, path, body, time.monotonic() + timeout_s)
+        self._pool.submit(self._run, number, path, body, timeout_s, until)
         return number
 
     def cancel(self, number: int) -> None:
         """Want nothing more of a call; the server sees its connection go."""
         with self._lock:
             self._open.discard(number)
+            self._deadlines.pop(number, None)
             if (used := self._sockets.get(number)) is not None:
                 with suppress(OSError):
                     used.shutdown(socket.SHUT_RDWR)
@@ -132,7 +149,24 @@ class Calls:
                 self._open.discard(outcome.number)
             if wanted:
                 found.append(outcome)
-        return found
+        return found + self._overdue()
+
+    def _overdue(self) -> list[Outcome]:
+        """Of calls whose time is over, though bytes may still come, one by one."""
+        now = time.monotonic()
+        with self._lock:
+            numbers = [number for number, deadline in self._deadlines.items() if deadline <= now]
+        for number in numbers:
+            self.cancel(number)
+        return [Outcome(number, error=_TOO_LATE) for number in numbers]
+
+    def due_s(self) -> float:
+        """Seconds until :meth:`outcomes` may have one although :attr:`fd` is not readable."""
+        with self._lock:
+            if len(self._open) > len(self._deadlines):
+                return _LOOK_S  # one that waits for a thread has no deadline yet
+            earliest = min(self._deadlines.values(), default=math.inf)
+        return max(0.0, earliest - time.monotonic())
 
     def close(self) -> None:
         """Cancel everything."""
@@ -145,14 +179,26 @@ class Calls:
 
     # -- in a thread -------------------------------------------------------------------------
 
-    def _run(self, number: int, path: str, body: bytes | None, deadline: float) -> None:
+    def _run(
+        self, number: int, path: str, body: bytes | None, timeout_s: float, until: float
+    ) -> None:
         try:
+            deadline = self._start(number, min(time.monotonic() + timeout_s, until))
             outcome = self._exchange(number, path, body, deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
             outcome = Outcome(number, error=explain(error))
+        with self._lock:
+            self._deadlines.pop(number, None)
         self._outcomes.append(outcome)
         with suppress(OSError):  # closed meanwhile
             os.eventfd_write(self.fd, 1)
+
+    def _start(self, number: int, deadline: float) -> float:
+        with self._lock:
+            if number not in self._open:
+                raise ValueError("cancelled")
+            self._deadlines[number] = deadline
+        return deadline
 
     def _exchange(self, number: int, path: str, body: bytes | None, deadline: float) -> Outcome:
         if (kept := self._take_idle()) is not None:
@@ -188,7 +234,8 @@ class Calls:
                 content = response.read(MAX_BODY + 1)
                 if len(content) > MAX_BODY:
                     raise ValueError("its answer is too long")
-                outcome = Outcome(number, response.status, content)
+                pause_s = _pause_of(response.getheader("Retry-After"))
+                outcome = Outcome(number, response.status, content, retry_after_s=pause_s)
         except BaseException:
             connection.close()
             raise
@@ -208,10 +255,23 @@ class Calls:
             self._sockets[number] = used
 
 
+def _pause_of(said: str | None) -> float | None:
+    """Of a Retry-After: seconds, or a date."""
+    if said is None:
+        return None
+    try:
+        if said.strip().isdecimal():
+            return min(float(said), _LONGEST_PAUSE_S)
+        pause_s = parsedate_to_datetime(said).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(0.0, pause_s), _LONGEST_PAUSE_S)
+
+
 def explain(error: Exception) -> str:
     """Why a call failed, for people."""
     if isinstance(error, TimeoutError):
-        return "no answer came in time"
+        return _TOO_LATE
     if isinstance(error, ConnectionRefusedError):
         return "nobody listens there"
     text = " ".join(str(error).split())

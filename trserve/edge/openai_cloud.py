@@ -3,7 +3,8 @@
 One HTTP call a visit, with the whole row in it (the server's prefix cache finds what it knows), so
 it is slower than an edge port, and the router is not asked there: a request comes back after its
 ``visit_tokens`` tokens. Only ids cross, both ways. What the server refuses of one request alone,
-that request writes at home; anything else makes the model unreachable until a probe succeeds.
+that request writes at home; a visit that it is too busy for is asked for again; anything else makes
+the model unreachable until a probe succeeds.
 
 Knows visits and outcomes of calls; HTTP is ``openai_calls``'s, JSON ``openai_wire``'s.
 """
@@ -11,10 +12,10 @@ Knows visits and outcomes of calls; HTTP is ``openai_calls``'s, JSON ``openai_wi
 from __future__ import annotations
 
 import logging
+import math
 import struct
 import time
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,9 +23,11 @@ import numpy as np
 from trserve.edge.cloud import STAYS, Answer, Visit
 from trserve.edge.facts import RemoteFacts
 from trserve.edge.link_counts import LinkCounts
+from trserve.edge.openai_busy import FIRST_PAUSE_S, LONGEST_PAUSE_S, Busy
 from trserve.edge.openai_calls import Calls, Outcome, Server
-from trserve.edge.openai_facts import MODELS_PATH, read_served
+from trserve.edge.openai_facts import MODELS_PATH, PROBE_TIMEOUT_S, read_served
 from trserve.edge.openai_records import records_of
+from trserve.edge.openai_setup import VISIT_TOKENS
 from trserve.edge.openai_wire import (
     Dialect,
     WireError,
@@ -33,49 +36,20 @@ from trserve.edge.openai_wire import (
     refusal_of,
     request_body,
 )
-from trserve.errors import ConfigError
 from trserve.ipc.baton import Finish
-from trserve.router_lib.registry import describe
 
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S: Final = 120.0
-PROBE_TIMEOUT_S: Final = 10.0
-FIRST_PAUSE_S: Final = 0.25
-LONGEST_PAUSE_S: Final = 5.0
 PINNED_TOKENS: Final = 16
 """Of one call for a request that this model writes alone: its stream moves that often."""
 
 _OK: Final = 200
 _FOR_GOOD: Final = frozenset({401, 403, 404, 405})
 _OF_ONE_REQUEST: Final = frozenset({400, 413, 422})
-_VISIT_TOKENS: Final = "visit_tokens"
+_TOO_MANY: Final = 429
+_UNAVAILABLE: Final = 503
 _LENGTH: Final = struct.Struct("<i")
 """What one-way routers keep on a hop: the row's length with which the request arrives."""
-
-
-def check_router(name: str) -> None:
-    """ConfigError where the router ``name`` would have to be asked at a server that has none."""
-    entry = describe(name)
-    if entry is None:
-        log.warning("--router %s is not asked at an openai: server; visits end by themselves", name)
-        return
-    if name != "none" and all(each.name != _VISIT_TOKENS for each in entry.parameters):
-        raise ConfigError(
-            f"--router {name}: decides at the model it hands to, too, which no openai: server lets "
-            "it; use confidence, citer, r2r, co-llm, entropy, top-prob or margin, or a trserve "
-            "there (--edge-listen)"
-        )
-
-
-def read_key(path: str) -> str:
-    """The first line of the file ``path``, the server's API key. ConfigError without one."""
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--edge-keys {path}: cannot be read: {error}") from None
-    if len(lines) != 1:
-        raise ConfigError(f"--edge-keys {path}: an openai: server's API key is one line of text")
-    return lines[0]
 
 
 class _Call(NamedTuple):
@@ -122,6 +96,7 @@ class OpenAiCloud:
         self._facts: RemoteFacts | None = None
         self._under_way: dict[int, _Call] = {}
         self._session_of: dict[int, int] = {}
+        self._busy = Busy()
         self._probe: int | None = None
         self._probe_at = 0.0
         self._pause_s = FIRST_PAUSE_S
@@ -191,6 +166,7 @@ class OpenAiCloud:
 
     def end(self, session: int) -> None:
         """Cancel its call, if one is under way."""
+        self._busy.forget(session)
         known = self._under_way.pop(session, None)
         if known is not None and known.number is not None:
             self._session_of.pop(known.number, None)
@@ -205,15 +181,19 @@ class OpenAiCloud:
                 self._take_probe(outcome, now)
             elif (session := self._session_of.pop(outcome.number, None)) is not None:
                 answers += self._take(self._under_way.pop(session), outcome, now)
+        for session in self._busy.due(now):
+            call = self._under_way[session]
+            self._call(call.visit, call.began_ns)
         if not self._connected and self._probe is None and now >= self._probe_at:
             self.start(now)
         return answers
 
     def due_s(self, now: float) -> float:
-        """Seconds until the next probe; calls have their own limits."""
+        """Seconds until a call has run out of time, is to be repeated, or a probe is to be made."""
+        due = min(CALL_TIMEOUT_S, self._calls.due_s(), self._busy.due_s(now))
         if self._connected or self._probe is not None:
-            return CALL_TIMEOUT_S
-        return max(0.0, self._probe_at - now)
+            return due
+        return max(0.0, min(due, self._probe_at - now))
 
     def close(self) -> None:
         """Cancel everything."""
@@ -261,7 +241,8 @@ class OpenAiCloud:
     def _call(self, visit: Visit, began_ns: int) -> None:
         tokens = max(1, min(self._tokens(visit), visit.limit - len(visit.row)))
         body = request_body(self._dialect, visit, self._model, tokens)
-        number = self._calls.begin(self._dialect.value, body, _timeout_s(visit))
+        until = visit.deadline_ns / 1e9 if visit.deadline_ns else math.inf
+        number = self._calls.begin(self._dialect.value, body, CALL_TIMEOUT_S, until)
         self.counts.handoffs += 1
         self.counts.handoff_bytes += len(body)
         self._session_of[number] = visit.session
@@ -270,11 +251,16 @@ class OpenAiCloud:
     def _tokens(self, visit: Visit) -> int:
         if visit.params.pinned:
             return PINNED_TOKENS
-        given = visit.params.router.get(_VISIT_TOKENS, self._values.get(_VISIT_TOKENS, 1.0))
+        given = visit.params.router.get(VISIT_TOKENS, self._values.get(VISIT_TOKENS, 1.0))
         return int(np.ceil(given))
 
     def _take(self, call: _Call, outcome: Outcome, now: float) -> list[Answer]:
         """The answer of a call that is over."""
+        if self._is_put_off(call, outcome, now):
+            return []
+        self._busy.forget(call.visit.session)
+        if self._is_of_itself(call, outcome):
+            return []
         # The first refusal of all may be of whatever is asked; others under way will tell.
         if outcome.status in _OF_ONE_REQUEST and (self._answered or self._under_way):
             return [self._nothing(call, self._problem(outcome))]
@@ -288,6 +274,7 @@ class OpenAiCloud:
             self._lose(f"is no such server: {error}", now, refused=True)
             return []
         self._answered, self._pause_s = True, FIRST_PAUSE_S
+        self._busy.took_one()
         self.counts.answers += 1
         self.counts.answer_bytes += len(outcome.body)
         # A model may have more rows than its tokenizer has ids: what it writes then is no text.
@@ -296,6 +283,21 @@ class OpenAiCloud:
             why = f"an id beyond the vocabulary ({ids[0]})" if ids else "an answer without tokens"
             return [self._nothing(call, why)]
         return [self._answer(call, said, known)]
+
+    def _is_put_off(self, call: _Call, outcome: Outcome, now: float) -> bool:
+        """Whether the server was only too busy for it, and is asked again later."""
+        said_s, session = outcome.retry_after_s, call.visit.session
+        if outcome.status != _TOO_MANY and (outcome.status != _UNAVAILABLE or said_s is None):
+            return False
+        if not self._busy.put_off(session, said_s or 0.0, now, alone=not self._session_of):
+            return False
+        self._under_way[session] = call._replace(number=None)
+        return True
+
+    def _is_of_itself(self, call: _Call, outcome: Outcome) -> bool:
+        """Whether it had less time than a call has, which is no reason to end the others."""
+        late = 0 < call.visit.deadline_ns <= time.monotonic_ns()
+        return late and not outcome.status and bool(self._session_of)
 
     def _answer(self, call: _Call, said: Any, written: list[int]) -> Answer:
         visit = call.visit
@@ -338,10 +340,3 @@ class OpenAiCloud:
             empty=True,
             remote_ns=time.monotonic_ns() - call.began_ns,
         )
-
-
-def _timeout_s(visit: Visit) -> float:
-    if not visit.deadline_ns:
-        return CALL_TIMEOUT_S
-    left = (visit.deadline_ns - time.monotonic_ns()) / 1e9
-    return min(CALL_TIMEOUT_S, max(0.001, left))

@@ -5,17 +5,17 @@ Knows that page; nothing of visits.
 
 from __future__ import annotations
 
-import http.client
-import ssl
+import select
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from trserve.edge.facts import RemoteFacts
-from trserve.edge.openai_calls import MAX_BODY, Server, explain
+from trserve.edge.openai_calls import Calls, Outcome, Server
 from trserve.edge.openai_wire import Dialect, WireError, dialect_of, refusal_of
 
 MODELS_PATH: Final = "/v1/models"
+PROBE_TIMEOUT_S: Final = 10.0
 _OK: Final = 200
 
 
@@ -55,18 +55,24 @@ def ask_openai(url: str, wanted: str, key: str) -> RemoteFacts | None:
         ConnectionError: nobody answers, or not with a list of models; says why.
     """
     server = Server(url)
-    connection = server.connection()
+    outcome = _ask(server, {"Authorization": f"Bearer {key}"} if key else {})
     try:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        connection.request("GET", server.prefix + MODELS_PATH, headers=headers)
-        response = connection.getresponse()
-        body = response.read(MAX_BODY)
-        if response.status != _OK:
-            raise WireError(f"answers {response.status}: {refusal_of(body)}")
-        served = read_served(body, wanted)
-    except (OSError, http.client.HTTPException, ssl.SSLError, WireError) as error:
-        reason = str(error) if isinstance(error, WireError) else explain(error)
-        raise ConnectionError(f"{server.url}: {reason}") from None
-    finally:
-        connection.close()
+        if not outcome.status:
+            raise WireError(outcome.error)
+        if outcome.status != _OK:
+            raise WireError(f"answers {outcome.status}: {refusal_of(outcome.body)}")
+        served = read_served(outcome.body, wanted)
+    except WireError as error:
+        raise ConnectionError(f"{server.url}: {error}") from None
     return served.facts if served is not None else None
+
+
+def _ask(server: Server, headers: dict[str, str]) -> Outcome:
+    calls = Calls(server, headers)
+    try:
+        calls.begin(MODELS_PATH, None, PROBE_TIMEOUT_S)
+        while not (outcomes := calls.outcomes()):
+            select.select([calls.fd], [], [], calls.due_s())
+        return outcomes[0]
+    finally:
+        calls.close()

@@ -55,8 +55,8 @@ def ask_hosts(config: LaunchConfig, places: Sequence[Place]) -> list[RemoteFacts
 def _ask_openai(config: LaunchConfig, place: Place) -> RemoteFacts | None:
     if not place.remote.startswith(OPENAI):
         return None
-    from trserve.edge.openai_cloud import read_key
     from trserve.edge.openai_facts import ask_openai
+    from trserve.edge.openai_setup import read_key
 
     key = read_key(config.hosts.edge_keys) if config.hosts.edge_keys else ""
     try:

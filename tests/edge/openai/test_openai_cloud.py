@@ -1,116 +1,25 @@
 """The cloud over HTTP: against a server that does as it is told, and against trserve itself."""
 
-import json
 import select
 import ssl
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import numpy as np
 import pytest
 
+from tests.edge.openai.stub import LIMIT_S, answer_of, answers_of, wait, wrote
 from tests.edge.openai.visits import END, visit
 from trserve.config import config_from_flags
 from trserve.edge.cloud import STAYS
-from trserve.edge.openai_cloud import OpenAiCloud, check_router, read_key
+from trserve.edge.openai_cloud import OpenAiCloud
 from trserve.edge.openai_facts import ask_openai
+from trserve.edge.openai_setup import check_router, read_key
 from trserve.edge.openai_wire import Dialect
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.ipc.baton import Finish
 from trserve.plan import make_plan
-
-LIMIT_S = 10.0
-
-
-class Stub(ThreadingHTTPServer):
-    """Answers each call with the next of ``script``: a body, with a status, or what makes one."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.models = {"data": [{"id": "big", "owned_by": "vllm", "max_model_len": 128}]}
-        self.script = []
-        self.asked = []
-        self.connections = set()
-        self.headers = []
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Stub
-
-    def log_message(self, *args):
-        """Nobody reads it."""
-
-    def do_GET(self):
-        self.reply(self.server.models)
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, body))
-        self.server.headers.append(dict(self.headers))
-        self.server.connections.add(self.client_address)
-        self.reply(self.server.script.pop(0))
-
-    def reply(self, told):
-        if callable(told):
-            told = told(self)
-        if told is None:
-            self.close_connection = True
-            return
-        status, content = told if isinstance(told, tuple) else (200, told)
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-def wrote(*ids):
-    return {"choices": [{"token_ids": list(ids)}]}
-
-
-@pytest.fixture
-def stub():
-    with Stub() as server:
-        yield server
-        server.shutdown()
-
-
-@pytest.fixture
-def cloud(stub):
-    made = OpenAiCloud(f"{stub.url}/v1", key="secret")
-    made.start(time.monotonic())
-    wait(made, lambda _: made.connected)
-    yield made
-    made.close()
-
-
-def wait(cloud, done):
-    """Answers until ``done(answers)``; the descriptor says when to look, as for an agent."""
-    answers, deadline = [], time.monotonic() + LIMIT_S
-    while not done(answers):
-        assert time.monotonic() < deadline, cloud.reason
-        select.select([cloud.fd], [], [], min(0.2, cloud.due_s(time.monotonic())))
-        answers += cloud.poll(time.monotonic())
-    return answers
-
-
-def answers_of(cloud, count):
-    return wait(cloud, lambda answers: len(answers) >= count)
-
-
-def answer_of(cloud):
-    (answer,) = answers_of(cloud, 1)
-    return answer
 
 
 def test_a_visit_is_one_call_and_its_tokens_come_home(stub, cloud):
@@ -240,6 +149,28 @@ def test_what_one_request_is_refused_for_is_written_at_home(stub, cloud):
     assert cloud.connected
     cloud.visit(visit([1, 5, 2], hop=5))
     assert answer_of(cloud).ids.tolist() == [6]
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        (429, {"message": "too many"}),
+        (503, {"message": "not now"}, {"Retry-After": "0"}),
+        (503, {"message": "not now"}, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+    ],
+)
+def test_a_server_that_is_busy_takes_nothing_from_others_either(stub, cloud, busy):
+    gate = threading.Event()
+    stub.script = [lambda handler: gate.wait(LIMIT_S) and wrote(5), busy, busy, wrote(6)]
+    cloud.visit(visit([1], session=1))
+    wait(cloud, lambda _: len(stub.asked) == 1)
+    cloud.visit(visit([2], session=2))
+    cloud.visit(visit([2], session=2))  # again, and it is not asked for at once
+    answer = answer_of(cloud)
+    assert (answer.session, answer.ids.tolist(), len(stub.asked)) == (2, [6], 4)
+    gate.set()
+    assert answer_of(cloud).ids.tolist() == [5]
+    assert cloud.connections == 1
 
 
 def test_a_refusal_takes_nothing_from_others_that_are_under_way(stub, cloud):
