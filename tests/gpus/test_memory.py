@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trserve.gpus.memory import (
     Need,
     activation_bytes,
+    attention_bytes,
     common_tokens,
     fits,
     process_limits,
@@ -106,3 +107,13 @@ def test_weights_of_ranks_cover_the_model_once_but_for_what_is_whole_everywhere(
 def test_a_step_takes_megabytes_and_not_gigabytes():
     size = activation_bytes(alias_spec("32b"), 2, 1, tokens=2048, rows=64)
     assert 100 * MIB < size < GIB
+
+
+def test_attention_of_a_large_model_is_planned_with_what_a_large_gpu_takes():
+    """More than 132 multiprocessors take (383 MiB), and half as much in each of two processes."""
+    one, two = (attention_bytes(alias_spec("32b"), tp, tokens=2048, rows=64) for tp in (1, 2))
+    assert 383 * MIB <= one - 8 * MIB < 512 * MIB
+    assert one - 8 * MIB <= 2 * (two - 8 * MIB) + MIB
+    assert attention_bytes(alias_spec("0.6b"), 1, tokens=2048, rows=64) == 136 * MIB
+    # More processes than KV heads is refused elsewhere, and is a number here.
+    assert attention_bytes(alias_spec("0.6b"), 64, tokens=2048, rows=64) > 0

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from trserve.models.cuda.attention_workspace import MOST_PROCESSORS, Heads, workspace_bytes
 from trserve.models.spec import ModelSpec
+from trserve.workers.cuda.buckets import Buckets
 
 _MIB: Final = 2**20
 
@@ -19,8 +21,8 @@ CONTEXT: Final = 640 * _MIB
 """Of a process on a GPU: its CUDA context, loaded kernels and library workspaces. An estimate."""
 GRAPHS: Final = 512 * _MIB
 """The pool that a process's captured graphs share. An estimate."""
-ATTENTION: Final = 136 * _MIB
-"""flashinfer's workspaces: 128 MiB for partial results and 8 MiB for a plan (its documentation)."""
+PLAN: Final = 8 * _MIB
+"""Of flashinfer's plans, beside their partial results (its documentation)."""
 RESERVE_SHARE: Final = 20
 """One part in so many of a GPU's free memory is left alone: for the MPS server, for what does not
 fit between allocations, and for everybody else."""
@@ -77,6 +79,17 @@ def activation_bytes(spec: ModelSpec, width: int, tp: int, *, tokens: int, rows:
     active = 1 if spec.experts is None else spec.experts.active
     streams = 4 * spec.hidden_size + attention + 3 * max(1, active) * inter // tp
     return tokens * streams * width + rows * spec.vocab_size * _LOGITS_WIDTH
+
+
+def attention_bytes(spec: ModelSpec, tp: int, *, tokens: int, rows: int) -> int:
+    """flashinfer's workspaces in each of ``tp`` processes, for steps of up to so many.
+
+    As the process itself will work them out, but for a GPU as large as there is.
+    """
+    kv_heads = max(1, spec.num_kv_heads // tp)
+    heads = Heads(max(kv_heads, spec.num_heads // tp), kv_heads, spec.head_dim)
+    shapes = Buckets.of(max_rows=rows, max_tokens=tokens).largest_first
+    return workspace_bytes(heads, MOST_PROCESSORS, shapes) + PLAN
 
 
 def room_of(free: int) -> int:

@@ -142,10 +142,9 @@ def _groups(wishes: Wishes, models: Sequence[GpuModel], gpus: Sequence[Gpu]) -> 
 def _need(wishes: Wishes, model: GpuModel, group: Group) -> Need:
     spec, tp, block = model.spec, len(group), wishes.block_size
     per_token = -(-spec.kv_bytes_per_token(model.width) // tp)
-    step = memory.activation_bytes(
-        spec, model.width, tp, tokens=wishes.max_tokens, rows=wishes.max_rows
-    )
-    fixed = memory.CONTEXT + memory.GRAPHS + memory.ATTENTION + step
+    most = {"tokens": wishes.max_tokens, "rows": wishes.max_rows}
+    step = memory.activation_bytes(spec, model.width, tp, **most)
+    fixed = memory.CONTEXT + memory.GRAPHS + memory.attention_bytes(spec, tp, **most) + step
     return Need(
         name=model.name,
         gpus=group,

@@ -15,8 +15,12 @@ import torch
 
 from tests.models.cuda import batches
 from trserve.errors import ModelUnavailableError
-from trserve.models.cuda.attention import BatchGeometry
-from trserve.models.cuda.attention_flashinfer import FlashinferAttention, use_tensor_cores
+from trserve.models.cuda.attention import BatchGeometry, PagedLayers
+from trserve.models.cuda.attention_flashinfer import (
+    FlashinferAttention,
+    _workspace_size,
+    use_tensor_cores,
+)
 
 SPEC = importlib.util.find_spec("flashinfer")
 
@@ -91,7 +95,7 @@ def stand_in(monkeypatch):
     module.BatchDecodeWithPagedKVCacheWrapper = Decode
     module.BatchPrefillWithPagedKVCacheWrapper = Prefill
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    monkeypatch.setattr("trserve.models.cuda.attention_flashinfer._WORKSPACE_BYTES", 64)
+    monkeypatch.setattr("trserve.models.cuda.attention_flashinfer._workspace_size", lambda _: 64)
     return StandIn.made
 
 
@@ -145,6 +149,27 @@ def test_kernels_that_cannot_be_built_are_one_clear_error(stand_in, monkeypatch)
     batch = batches.make([(1, 5)])
     with pytest.raises(ModelUnavailableError, match=r"\(Could not find nvcc\); it needs nvcc"):
         FlashinferAttention(batch.paged).plan(batch.geometry)
+
+
+def test_a_workspace_that_is_too_small_is_called_so(stand_in, monkeypatch):
+    def plan(*arrays, **options):
+        raise RuntimeError(
+            "Buffer overflow when allocating memory for batch_prefill_tmp_v with size 9 and "
+            "alignment 16, but only 8 bytes available in AlignedAllocator. Increase it.\nat plan"
+        )
+
+    monkeypatch.setattr(Decode, "plan", plan)
+    batch = batches.make([(1, 5)])
+    with pytest.raises(ModelUnavailableError, match=r"workspace is too small.*batch_prefill_tmp_v"):
+        FlashinferAttention(batch.paged).plan(batch.geometry)
+
+
+def test_the_workspace_serves_the_graphs_that_there_will_be(monkeypatch):
+    properties = types.SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+    layer = torch.empty(3, 2, 8, 16, 128, device="meta")
+    paged = PagedLayers([layer], 64, 64, 2048, 128, graphs=[(64, 8), (2, 8), (64, 1)])
+    assert _workspace_size(paged) == 383 << 20
 
 
 @pytest.mark.parametrize(("group", "cores"), [(1, False), (3, False), (4, True), (5, True), (7, 1)])

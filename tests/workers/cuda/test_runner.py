@@ -11,6 +11,10 @@ from tests.models.reference import make_model, save
 from tests.workers.cuda import harness
 from tests.workers.cuda.harness import ALL, MAX_ROWS, Beside, Row, graphs_runner, router_of
 from trserve.errors import ConfigError
+from trserve.models.cuda.attention import PagedLayers
+from trserve.models.cuda.attention_flashinfer import FlashinferAttention
+from trserve.models.cuda.attention_torch import TorchAttention
+from trserve.models.cuda.attention_triton import TritonAttention
 from trserve.workers.runner import SubmittingRunner
 from trserve.workers.sampler import NO_TOKEN
 
@@ -89,6 +93,29 @@ def test_a_model_without_layers(tmp_path):
     beside.check([beside.row(3), beside.row(1)], [3, 1])
     with pytest.raises(ConfigError, match="no layers"):
         beside.graphs.keep_tap()
+
+
+def test_attention_that_no_graph_can_replay_is_launched_by_itself(path, monkeypatch):
+    """As torch's on a GPU, whose plans are other tensors each time."""
+    usual = TorchAttention.__init__
+
+    def on_a_gpu(self, paged):
+        usual(self, paged)
+        self.replays = False
+
+    monkeypatch.setattr(TorchAttention, "__init__", on_a_gpu)
+    beside = Beside(path, router_of("entropy"), seed=3)
+    assert not beside.graphs._graphs
+    go(beside, 6)
+
+
+def test_only_torch_on_a_gpu_cannot_be_replayed(monkeypatch):
+    layer = torch.zeros(3, 2, 1, 4, 32, device="meta")
+    paged = PagedLayers([layer], num_heads=2, max_rows=2, max_tokens=8, max_blocks_per_row=2)
+    for device, replays in ("cpu", True), ("cuda", False):
+        monkeypatch.setattr(PagedLayers, "device", torch.device(device))
+        assert TorchAttention(paged).replays is replays
+    assert FlashinferAttention.replays and TritonAttention.replays
 
 
 def test_weights_of_two_bytes(path):

@@ -89,6 +89,7 @@ class PagedLayers:
         max_tokens: tokens of the largest step, padding included.
         max_blocks_per_row: blocks of the longest row.
         scale: factor of the scores; None for ``head_dim ** -0.5``.
+        graphs: rows and width of each graph that there will be.
     """
 
     layers: Sequence[torch.Tensor]
@@ -97,6 +98,7 @@ class PagedLayers:
     max_tokens: int
     max_blocks_per_row: int
     scale: float | None = None
+    graphs: Sequence[tuple[int, int]] = ()
 
     @cached_property
     def dummy(self) -> int:
@@ -144,9 +146,11 @@ class AttentionBackend(Protocol):
 
     Attributes:
         name: one of ``BACKENDS``.
+        replays: whether a graph of ``run`` reads the plan that is current when it replays.
     """
 
     name: str
+    replays: bool
 
     def plan(self, batch: BatchGeometry) -> None:
         """Prepare for ``batch``, on the current stream and outside any capture.

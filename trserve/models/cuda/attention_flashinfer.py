@@ -18,11 +18,12 @@ from trserve.errors import ModelUnavailableError
 from trserve.models.cuda.attention import BatchGeometry, PagedLayers
 from trserve.models.cuda.attention_plan import PlanArrays, memory_size, section_offsets
 from trserve.models.cuda.attention_staging import Staging
-
-_WORKSPACE_BYTES: Final = 128 << 20
-"""What flashinfer recommends for the partial sums of split keys."""
+from trserve.models.cuda.attention_workspace import Heads, workspace_bytes
 
 _LAYOUT: Final = "HND"
+
+_OVERFLOW: Final = "AlignedAllocator"
+"""What its planner names where a buffer has too few bytes."""
 
 _WRAPPERS_OWN: Final = ("_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
 """8 MiB each on the device and pinned, in every wrapper: one of each serves all, as a plan is made
@@ -37,6 +38,7 @@ class FlashinferAttention:
     """
 
     name = "flashinfer"
+    replays = True
 
     def __init__(self, paged: PagedLayers) -> None:
         import flashinfer
@@ -45,7 +47,7 @@ class FlashinferAttention:
         self._paged = paged
         device = paged.device
         # Zeroed, as its first use wants it.
-        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._workspace = torch.zeros(_workspace_size(paged), dtype=torch.uint8, device=device)
         self._staging = Staging(memory_size(paged), device)
         self._host = PlanArrays(paged, self._staging.host)
         starts, lengths, blocks, lasts, table = section_offsets(paged.max_rows)
@@ -164,11 +166,22 @@ class FlashinferAttention:
         )
 
 
+def _workspace_size(paged: PagedLayers) -> int:
+    processors = torch.cuda.get_device_properties(paged.device).multi_processor_count
+    heads = Heads(paged.num_heads, paged.num_kv_heads, paged.head_dim)
+    return workspace_bytes(heads, processors, paged.graphs)
+
+
 def _failure(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
+    if small := [line for line in lines if _OVERFLOW in line]:
+        return (
+            f"flashinfer's workspace is too small for this step ({small[0]}): this version plans "
+            "otherwise than those that are known; TRSERVE_ATTENTION=triton attends without it"
+        )
     return (
         f"flashinfer could not plan, or not build its kernels ({lines[-1]}); it needs nvcc and "
-        "ninja, or kernels built before; without flashinfer installed, triton attends instead"
+        "ninja, or kernels built before; TRSERVE_ATTENTION=triton attends without it"
     )
 
 

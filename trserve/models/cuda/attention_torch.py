@@ -1,8 +1,9 @@
 """Paged attention in plain torch operations, over gathered blocks: the reference of the others.
 
 Runs on any device, in float32 throughout; slow, and so for the CPU and for comparisons. What it
-gathers depends on a step's longest row, so it cannot replay in a graph over other lengths; on the
-CPU a "graph" runs again and reads the plan that is current then. Knows no triton.
+gathers depends on a step's longest row, so it cannot replay in a graph over other lengths, and on a
+GPU says so (``replays``); on the CPU a "graph" runs again and reads the plan that is current then.
+Knows no triton.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class TorchAttention:
 
     def __init__(self, paged: PagedLayers) -> None:
         self._paged = paged
+        self.replays = paged.device.type != "cuda"
         self._arrays = PlanArrays(paged, np.zeros(memory_size(paged), np.int32))
         self._parts: list[_Part] = []
 

@@ -27,6 +27,7 @@ class TritonAttention:
     """See :class:`trserve.models.cuda.attention.AttentionBackend`."""
 
     name = "triton"
+    replays = True
 
     def __init__(self, paged: PagedLayers) -> None:
         require_triton()

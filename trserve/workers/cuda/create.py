@@ -21,7 +21,7 @@ from trserve.models.cuda.decoder import CudaDecoder
 from trserve.models.cuda.weights import check_device_memory, device_caches, load_onto
 from trserve.models.decoder import Decoder
 from trserve.models.spec import read_spec
-from trserve.workers.cuda.buckets import RunnerLimits, pieces_from_environment
+from trserve.workers.cuda.buckets import Buckets, RunnerLimits, pieces_from_environment
 from trserve.workers.cuda.graphs import GraphDevice, NoGraphsOnCpu, graph_device
 from trserve.workers.cuda.runner import CudaRunner
 
@@ -135,6 +135,7 @@ def _attention(
         max_rows=limits.max_rows,
         max_tokens=limits.max_tokens,
         max_blocks_per_row=blocks_per_row,
+        graphs=Buckets.of(max_rows=limits.max_rows, max_tokens=limits.max_tokens).largest_first,
     )
     return choose_attention(name, paged)
 
@@ -143,6 +144,7 @@ class _NoAttention:
     """Of a model without layers."""
 
     name = "none"
+    replays = True
 
     def plan(self, batch: BatchGeometry) -> None:
         """Nothing will be run."""

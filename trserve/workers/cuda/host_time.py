@@ -91,6 +91,7 @@ class PlannedAttention:
     """Plans as the fallback's attention does, to a copy in memory; computes nothing."""
 
     name = "planned only"
+    replays = True
 
     def __init__(self, paged: PagedLayers) -> None:
         size = memory_size(paged)

@@ -177,7 +177,7 @@ class CudaRunner:
             self._forward(views, bucket.rows, last, self._in_launches)
 
         launch = work
-        if bucket.piece in self._limits.pieces:
+        if bucket.piece in self._limits.pieces and self._attention.replays:
             views.pad(0)
             lengths = np.full(1, bucket.width, np.int32)
             # However small blocks are, a row of so many tokens has no more of them.
