@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 import torch
@@ -33,9 +34,6 @@ _ASK_FOR_VALUES: Final = frozenset(
         torch.ops.aten.nonzero.default,
     }
 )
-
-_WARM_UPS: Final = 2
-"""Runs before a capture: kernels are compiled, libraries take their workspaces."""
 
 
 class Graph(ABC):
@@ -79,33 +77,40 @@ class GraphDevice(Protocol):
 class CudaGraph(Graph):
     """A CUDA graph on the current stream, which must not be the default one."""
 
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
+    def __init__(self, owner: CudaGraphs) -> None:
+        self._owner = owner
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, work: Work) -> None:
-        """Run ``work`` twice, then capture it.
+        """Run ``work`` twice, then capture it: kernels are compiled, libraries have workspaces.
 
         Raises:
             RuntimeError: it did something that cannot be captured.
         """
-        for _ in range(_WARM_UPS):
+        work()
+        # What waits for the device cannot be captured, and fails here with nothing to undo.
+        with _waits_refused():
             work()
         torch.cuda.current_stream().synchronize()
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        pool = self._owner.pool
         try:
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             work()
         except BaseException:
             self._abandon()
             raise
-        self._graph.capture_end()
+        try:
+            self._graph.capture_end()
+        except RuntimeError:
+            self._owner.give_up(self._graph)
+            raise
 
     def _abandon(self) -> None:
         """Leave capture mode; the error that led here says more than the one that this raises."""
         try:
             self._graph.capture_end()
         except RuntimeError:
-            self._graph = torch.cuda.CUDAGraph()
+            self._owner.give_up(self._graph)
 
     def replay(self) -> None:
         """Launch the graph."""
@@ -117,7 +122,11 @@ class CudaGraph(Graph):
 
 
 class CudaGraphs:
-    """A GPU: one stream of its own for all steps of this thread, one pool for all graphs."""
+    """A GPU: one stream of its own for all steps of this thread, one pool for all graphs.
+
+    Attributes:
+        pool: the memory of the graphs to come.
+    """
 
     name = "CUDA graphs"
 
@@ -127,13 +136,26 @@ class CudaGraphs:
         torch.cuda.synchronize(device)
         # Everything that this thread launches goes there from now on, whoever launches it.
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+        self.pool = torch.cuda.graph_pool_handle()
+        self._given_up: list[torch.cuda.CUDAGraph] = []
         # The waiting thread spins: the wake-up of a blocking wait takes longer than a small step.
         self._done = torch.cuda.Event(blocking=False)  # type: ignore[no-untyped-call]
 
     def graph(self) -> Graph:
         """A graph in the common pool."""
-        return CudaGraph(self._pool)
+        return CudaGraph(self)
+
+    def give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Let others be captured although the capture of ``graph`` could not be ended.
+
+        torch's allocator still takes it for under way: it would refuse the pool to other captures,
+        and asks the graph about every allocation, so that must stay.
+        """
+        self._given_up.append(graph)
+        with suppress(AttributeError, RuntimeError):
+            # No public function ends it; without it memory that is short is not given back.
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
+        self.pool = torch.cuda.graph_pool_handle()
 
     def submitted(self) -> None:
         """Record the event behind everything that was launched."""
@@ -146,6 +168,17 @@ class CudaGraphs:
     def synchronize(self) -> None:
         """Wait for the stream."""
         torch.cuda.current_stream().synchronize()
+
+
+@contextmanager
+def _waits_refused() -> Iterator[None]:
+    """Operations of torch that wait for the device raise RuntimeError meanwhile, in any thread."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class ReplayOnCpu(Graph):
