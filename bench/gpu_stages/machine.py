@@ -14,14 +14,16 @@ _PACKAGES_TOO: Final = ("cuda-bindings", "numpy", "transformers")
 ATTRIBUTES: Final = {
     16: "multiprocessors",
     86: "host_native_atomics",
+    89: "concurrent_managed_access",
+    90: "compute_preemption",
     91: "host_pointer_is_device_pointer",
-    98: "concurrent_managed_access",
-    99: "compute_preemption",
-    122: "stream_wait_value_nor",
+    99: "host_register",
+    122: "stream_64_bit_operations",
+    123: "stream_wait_value_nor",
     125: "ipc_events",
     133: "mps_enabled",
 }
-"""``CUdevice_attribute`` of cuda.h."""
+"""``CUdevice_attribute`` of cuda.h, in its numbers since CUDA 11.7 (122 and 123 had others then)."""
 
 
 def env(device: str, quick: bool) -> dict[str, Any]:
