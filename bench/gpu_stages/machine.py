@@ -23,7 +23,7 @@ ATTRIBUTES: Final = {
     125: "ipc_events",
     133: "mps_enabled",
 }
-"""``CUdevice_attribute`` of cuda.h, in its numbers since CUDA 11.7 (122 and 123 had others then)."""
+"""``CUdevice_attribute`` of cuda.h since CUDA 12; before, 122 and 123 had other numbers."""
 
 
 def env(device: str, quick: bool) -> dict[str, Any]:

@@ -83,7 +83,6 @@ def test_every_call_of_cupy_exists():
             __import__("cupy.cuda.nccl")
         assert hasattr(cupy.cuda, name), name
     assert {"RawModule"} <= set(dir(cupy))
-    assert hasattr(cupy.cuda.Stream, "from_external")
     runtime = set(_calls(cupy_communicator, "self._rt"))
     assert [name for name in runtime if not hasattr(cupy.cuda.runtime, name)] == []
 

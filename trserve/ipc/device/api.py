@@ -104,8 +104,8 @@ class DeviceApi(Protocol):
     def forward(self, forwards: Sequence[Forward]) -> bool:
         """:meth:`push` of records that lie on the device."""
 
-    def collect(self, pieces: Sequence[Piece], stream: int = 0) -> bool:
-        """Copy ids to where a step reads them, in order with ``stream`` (0: this device's own)."""
+    def collect(self, pieces: Sequence[Piece]) -> bool:
+        """Copy ids to where a step reads them, in order with this device's own copies."""
 
     def record(self) -> int:
         """A mark behind everything that was asked for so far."""

@@ -193,8 +193,8 @@ class CpuDevice:
             self._ask(partial(self._store_from, source, entry, notice))
         return True
 
-    def collect(self, pieces: Sequence[Piece], stream: int = 0) -> bool:
-        """There is one stream; ``stream`` is ignored."""
+    def collect(self, pieces: Sequence[Piece]) -> bool:
+        """One copy a piece."""
         for piece in pieces:
             self._ask(partial(self._copy, *piece))
         return True

@@ -69,7 +69,6 @@ class CudaDevice:
         self._do("setDevice", self._rt.setDevice, device)
         self._allocated: set[int] = set()
         self._opened: dict[int, int] = {}
-        self._streams: dict[int, Any] = {}
         self._stream = cupy.cuda.Stream(non_blocking=True)
         module = cupy.RawModule(code=SOURCE, options=("--std=c++17",))
         self._push_kernel = self._compile(module, "trserve_push")
@@ -180,17 +179,17 @@ class CudaDevice:
 
     def push(self, pushes: Sequence[Push]) -> bool:
         """One launch, a block a record."""
-        return self._launch(self._push_kernel, pushes, self._stream)
+        return self._launch(self._push_kernel, pushes)
 
     def forward(self, forwards: Sequence[Forward]) -> bool:
         """The same kernel, which reads device memory as well."""
-        return self._launch(self._push_kernel, forwards, self._stream)
+        return self._launch(self._push_kernel, forwards)
 
-    def collect(self, pieces: Sequence[Piece], stream: int = 0) -> bool:
-        """One launch, a block a piece, on the stream that the step runs on."""
-        return self._launch(self._collect_kernel, pieces, self._external(stream))
+    def collect(self, pieces: Sequence[Piece]) -> bool:
+        """One launch, a block a piece."""
+        return self._launch(self._collect_kernel, pieces)
 
-    def _launch(self, kernel: Any, commands: Sequence[tuple[Any, int, int]], stream: Any) -> bool:
+    def _launch(self, kernel: Any, commands: Sequence[tuple[Any, int, int]]) -> bool:
         if not commands:
             return True
         with self._staging_lock:
@@ -198,18 +197,9 @@ class CudaDevice:
             if first is None:
                 return False
             arguments = (self._staging.address, first, CAPACITY - 1)
-            with stream:
+            with self._stream:
                 self._do("launch", kernel, (len(commands),), (THREADS,), arguments)
         return True
-
-    def _external(self, stream: int) -> Any:
-        if not stream:
-            return self._stream
-        found = self._streams.get(stream)
-        if found is None:
-            found = self._cuda.Stream.from_external(_StreamPointer(stream))
-            self._streams[stream] = found
-        return found
 
     def record(self) -> int:
         """The ticket of the last copy."""
@@ -227,13 +217,3 @@ class CudaDevice:
         address = ctypes.addressof(host)
         self._do("memcpy", self._rt.memcpy, address, pointer, nbytes, _DEVICE_TO_HOST)
         return host.raw
-
-
-class _StreamPointer:
-    """A stream that somebody else owns, in the form that CuPy takes."""
-
-    def __init__(self, pointer: int) -> None:
-        self._pointer = pointer
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._pointer

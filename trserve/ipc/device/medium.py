@@ -62,8 +62,8 @@ class SuffixMedium(Protocol):
     def holds(self, view: DeviceView) -> bool:
         """Whether what a view shows has not been written since."""
 
-    def collect(self, pieces: Sequence[Piece], stream: int = 0) -> bool:
-        """Copy views to where a step reads its ids, on the step's stream (its pointer).
+    def collect(self, pieces: Sequence[Piece]) -> bool:
+        """Copy views to where a step reads its ids, in the order of the device's own copies.
 
         False if the device is behind, or there is none: take them from the row.
         """
@@ -107,9 +107,9 @@ class RingsOnly:
         """There are no views."""
         return False
 
-    def collect(self, pieces: Sequence[Piece], stream: int = 0) -> bool:
+    def collect(self, pieces: Sequence[Piece]) -> bool:
         """By this worker's device."""
-        return self._device is not None and self._device.collect(pieces, stream)
+        return self._device is not None and self._device.collect(pieces)
 
     def close(self) -> None:
         """There is nothing to close."""
