@@ -15,12 +15,14 @@ import torch
 
 from tests.models.cuda import batches
 from trserve.errors import ModelUnavailableError
-from trserve.models.cuda.attention import BatchGeometry, PagedLayers
+from trserve.models.cuda import attention
+from trserve.models.cuda.attention import BatchGeometry, PagedLayers, choose_backend
 from trserve.models.cuda.attention_flashinfer import (
     FlashinferAttention,
     _workspace_size,
     use_tensor_cores,
 )
+from trserve.models.cuda.attention_torch import TorchAttention
 
 SPEC = importlib.util.find_spec("flashinfer")
 
@@ -162,6 +164,40 @@ def test_a_workspace_that_is_too_small_is_called_so(stand_in, monkeypatch):
     batch = batches.make([(1, 5)])
     with pytest.raises(ModelUnavailableError, match=r"workspace is too small.*batch_prefill_tmp_v"):
         FlashinferAttention(batch.paged).plan(batch.geometry)
+
+
+@pytest.fixture
+def chosen(stand_in, monkeypatch):
+    """flashinfer as ``auto`` would take it, on the CPU; torch's own stands for triton."""
+    monkeypatch.setattr(attention, "_resolve", lambda name, paged: "flashinfer")
+    monkeypatch.setattr("trserve.models.cuda.attention_triton.TritonAttention", TorchAttention)
+    return stand_in
+
+
+def test_kernels_are_there_before_anybody_waits_for_them(chosen):
+    """Of both kinds: decodes, and rows of several tokens."""
+    batch = batches.make([(3, 5), (1, 2)])
+    backend = choose_backend("auto", batch.paged)
+    assert [type(wrapper) for wrapper in chosen] == [Decode, Prefill]
+    assert all(len(wrapper.plans) == 1 and not wrapper.graph for wrapper in chosen)
+    attend(backend, batch)
+    assert len(chosen) == 2
+
+
+@pytest.mark.parametrize("kind", [Decode, Prefill])
+@pytest.mark.parametrize("method", ["plan", "run"])
+def test_auto_steps_over_a_flashinfer_that_builds_no_kernels(
+    chosen, monkeypatch, caplog, kind, method
+):
+    def fails(*arguments, **options):
+        raise RuntimeError("Could not find nvcc")
+
+    monkeypatch.setattr(kind, method, fails)
+    batch = batches.make([(3, 5), (1, 2)])
+    assert choose_backend("auto", batch.paged).name == "torch"
+    assert caplog.text.count("Could not find nvcc") == 1
+    with pytest.raises((ModelUnavailableError, RuntimeError), match="Could not find nvcc"):
+        choose_backend("flashinfer", batch.paged)
 
 
 def test_the_workspace_serves_the_graphs_that_there_will_be(monkeypatch):

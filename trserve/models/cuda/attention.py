@@ -167,16 +167,35 @@ class AttentionBackend(Protocol):
 
 
 def choose_backend(name: str, paged: PagedLayers) -> AttentionBackend:
-    """The backend ``name`` over ``paged``.
+    """The backend ``name`` over ``paged``; the kernels that it needs are there when this returns.
 
-    ``auto`` takes flashinfer where it can be imported and knows the head size, triton on other
-    CUDA devices, and torch on the CPU.
+    ``auto`` takes flashinfer where it can be imported, knows the head size and has kernels or can
+    build them, triton on other CUDA devices, and torch on the CPU.
 
     Raises:
         ConfigError: there is no such backend, or it cannot run over these caches.
-        ModelUnavailableError: its package is missing.
+        ModelUnavailableError: its package is missing, or cannot build its kernels.
     """
-    match _resolve(name, paged):
+    from trserve.models.cuda.attention_trial import try_out
+
+    chosen = _resolve(name, paged)
+    try:
+        backend = _backend(chosen, paged)
+        if chosen != "torch":
+            try_out(backend, paged)
+        return backend
+    except Exception as error:
+        # Whatever flashinfer lacks here, triton needs nothing of it.
+        if name != "auto" or chosen != "flashinfer":
+            raise
+        log.warning("flashinfer is installed but not usable (%s): triton attends instead", error)
+    backend = _backend("triton", paged)
+    try_out(backend, paged)
+    return backend
+
+
+def _backend(name: str, paged: PagedLayers) -> AttentionBackend:
+    match name:
         case "flashinfer":
             from trserve.models.cuda.attention_flashinfer import FlashinferAttention
 
