@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
@@ -23,6 +24,7 @@ ROWS = {
     "temperatures": F64,
     "lowest": F64,
     "finite": I32,
+    "number": "i32",
 }
 SAMPLING = {**ROWS, "weights": F64, "sums": F64, "numbers": F64, "best": I32, "wanted": F64}
 SELECTING = {"before": F64, "after": F64, "states_before": F64, "states_after": F64}
@@ -82,7 +84,7 @@ CASES = {
     ],
     "kernels_filters.select_kernel": [
         ({**SAMPLING, **SELECTING}, {**PARTS, "PASS": number, "BY_WEIGHT": by_weight}, {})
-        for number, by_weight in ((0, True), (1, False), (1, True), (7, True))
+        for number, by_weight in ((0, True), (1, False), (1, True), (2, True))
     ],
     "kernels_filters.threshold_kernel": [
         ({**SAMPLING, "histogram": F64, "states": F64, "out": F64}, {**PARTS, "BY_WEIGHT": by}, {})
@@ -143,6 +145,29 @@ def test_a_kernel_compiles_for_every_target(name, full, tmp_path, monkeypatch):
             compiled = compiled_for(target, kernels()[name], types, constants, options)
             assert compiled.metadata.shared <= SHARED_MEMORY[target]
             assert compiled.asm["cubin"][:4] == b"\x7fELF"
+
+
+def test_passes_of_a_selection_share_what_is_compiled(monkeypatch):
+    """Each set of constants is compiled on its own, and for every vocabulary."""
+    from trserve.models.cuda import kernels_filters
+    from trserve.models.cuda.ops_rows import Filters
+
+    seen = []
+
+    class Launches:
+        def __init__(self, constants):
+            self.constants = constants
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **_: seen.append(arguments[-self.constants :])
+
+    monkeypatch.setattr(kernels_filters, "select_kernel", Launches(5))
+    monkeypatch.setattr(kernels_filters, "threshold_kernel", Launches(3))
+    values = torch.ones(2, dtype=torch.float64)
+    rows = kernels_filters.Rows.of(torch.zeros(2, 9000), 9000, torch.zeros(2), values)
+    kernels_filters.thresholds(rows, Filters(torch.ones(2, dtype=torch.int64), values, values))
+    assert len(seen) == 2 * (8 + 1)
+    assert len(set(seen)) == 2 * (3 + 1)
 
 
 def test_ids_that_others_write_are_read_from_no_cache(tmp_path, monkeypatch):

@@ -26,6 +26,8 @@ WARPS: Final = 8
 """Of programs over columns of logits."""
 
 _PASSES: Final = 8
+_LATER: Final = 2
+"""The first pass that differs from the next by its number alone."""
 
 _GREEDY_BELOW: tl.constexpr = tl.constexpr(GREEDY_BELOW)
 _DIGITS: tl.constexpr = tl.constexpr(16)
@@ -114,13 +116,15 @@ def select_kernel(
     states_after: tl.tensor,
     stride: tl.tensor,
     size: tl.tensor,
+    number: tl.tensor,
     PASS: tl.constexpr,
     BY_WEIGHT: tl.constexpr,
     PARTS: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One pass over the columns of one program: sums by the next digit of the keys that match.
+    """Pass ``number`` over the columns of one program: sums by the next digit of the keys that
+    match. ``PASS`` is the number, or 2 for all later ones, which so are compiled once.
 
     By count every column weighs 1; by weight ``weights`` float64 [B, PARTS * BLOCK] is filled in
     the first pass, zero below ``lowest`` [B], and read by the others.
@@ -148,8 +152,8 @@ def select_kernel(
             tl.store(states_after + row * _STATE, prefix.to(tl.float64))
             tl.store(states_after + row * _STATE + 1, above)
             tl.store(states_after + row * _STATE + 2, target)
-        values = tl.where(key >> (32 - _DIGIT_BITS * PASS) == prefix, values, 0.0)
-    digit = (key >> (28 - _DIGIT_BITS * PASS)) & 15
+        values = tl.where(key >> (32 - _DIGIT_BITS * number) == prefix, values, 0.0)
+    digit = (key >> (28 - _DIGIT_BITS * number)) & 15
     to = after + (row * PARTS + part) * _DIGITS
     for value in tl.static_range(_DIGITS):
         tl.store(to + value, tl.sum(tl.where(digit == value, values, 0.0), 0))
@@ -245,6 +249,7 @@ def _select(
             rows.logits.stride(0),
             rows.size,
             index,
+            min(index, _LATER),
             by_weight,
             rows.parts,
             rows.padded,
