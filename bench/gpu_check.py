@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.common import Row, parser, print_table, report
+from bench.gpu_stages.ending import end_stage
 
 
 class Stage(NamedTuple):
@@ -39,16 +38,18 @@ STAGES: Final = (
     Stage("host_register", 20, True),
     Stage("ipc", 40, True),
     Stage("waits", 20, False),
-    Stage("engine", 75, True),
+    Stage("kernels", 90, False),
+    Stage("engine", 90, True),
+    Stage("end_to_end", 90, True),
     Stage("flashinfer", 60, False),
     Stage("nccl", 25, False),
     Stage("mps", 60, False),
     Stage("ablation", 110, False),
     Stage("spread", 60, False),
-    Stage("end_to_end", 45, True),
 )
-"""In this order. Limits add up to more than five minutes: few stages come near theirs, and when
-``--total-s`` is over, what is left is skipped, the optional stages first."""
+"""In this order: where kernels have to be compiled first, there may be no time for the last ones.
+Limits add up to more than five minutes, and few stages come near theirs. The limits of mandatory
+ones add up to less, and nobody takes time that those behind may need."""
 
 TOTAL_S: Final = 300.0
 _LEAST_S: Final = 5.0
@@ -58,7 +59,7 @@ _ERROR_LINES: Final = 12
 def run_stage(stage: Stage, device: str, limit_s: float, quick: bool) -> Row:
     """Run one stage; whatever becomes of it is a row."""
     command = [sys.executable, "-m", "bench.gpu_stages", stage.name, "--device", device]
-    command += ["--quick"] * quick
+    command += ["--quick"] * quick + ["--limit-s", f"{limit_s:.1f}"]
     began = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -74,8 +75,7 @@ def run_stage(stage: Stage, device: str, limit_s: float, quick: bool) -> Row:
         if "error" in detail:
             detail.setdefault("said", _tail(err))
     except subprocess.TimeoutExpired:
-        # The whole group: a stage has children of its own.
-        os.killpg(process.pid, signal.SIGKILL)
+        end_stage(process)
         out, err = process.communicate()
         detail = {"error": f"no end within {limit_s:.0f} s", "said": _tail(err)}
     ok = "error" not in detail and not detail.get("unavailable")
@@ -121,8 +121,7 @@ def run_all(stages: Sequence[Stage], args: argparse.Namespace) -> list[Row]:
         left = deadline - time.monotonic()
         if stage.mandatory:
             reserved -= stage.limit_s
-        # An optional stage may not take the time of a mandatory one behind it.
-        limit_s = min(stage.limit_s, left if stage.mandatory else left - 0.5 * reserved)
+        limit_s = granted(stage, left, reserved)
         if limit_s < _LEAST_S:
             row = {"stage": stage.name, "mandatory": stage.mandatory, "ok": False, "took_s": 0.0}
             row["detail"] = {"error": f"skipped: --total-s {args.total_s:g} is over"}
@@ -135,6 +134,16 @@ def run_all(stages: Sequence[Stage], args: argparse.Namespace) -> list[Row]:
             with args.lines.open("a") as file:
                 file.write(line + "\n")
     return rows
+
+
+def granted(stage: Stage, left: float, reserved: float) -> float:
+    """Seconds for ``stage`` of the ``left`` ones; mandatory stages behind it may need ``reserved``.
+
+    An optional stage takes nothing of those; a mandatory one its share, where there are too few.
+    """
+    if not stage.mandatory:
+        return min(stage.limit_s, left - reserved)
+    return stage.limit_s * min(1.0, left / (stage.limit_s + reserved))
 
 
 def _shown(row: Row) -> Row:

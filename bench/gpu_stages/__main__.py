@@ -1,4 +1,4 @@
-"""Run one stage: ``python -m bench.gpu_stages NAME --device cuda|cpu [--quick]``.
+"""Run one stage: ``python -m bench.gpu_stages NAME --device cuda|cpu [--quick] [--limit-s S]``.
 
 The last line on standard output is a JSON object: with ``error`` it failed, with ``unavailable``
 there is nothing to check here, ``summary`` is a sentence, ``tables`` rows by title. Knows no stage.
@@ -19,6 +19,7 @@ MODULES: Final = {
     "host_register": "links",
     "ipc": "links",
     "waits": "links",
+    "kernels": "kernels",
     "engine": "engine",
     "flashinfer": "flashinfer",
     "nccl": "links",
@@ -28,6 +29,9 @@ MODULES: Final = {
     "end_to_end": "served",
 }
 
+BOUNDED: Final = ("kernels", "ablation", "end_to_end")
+"""Leave out what they have no time for, if they know how much they have."""
+
 
 def main() -> int:
     """Returns 0 if the stage held, 1 if not."""
@@ -35,10 +39,13 @@ def main() -> int:
     arguments.add_argument("stage", choices=MODULES)
     arguments.add_argument("--device", choices=("cuda", "cpu"), required=True)
     arguments.add_argument("--quick", action="store_true")
+    arguments.add_argument("--limit-s", type=float, help="what it will be ended after")
     args = arguments.parse_args()
+    bounded = args.limit_s is not None and args.stage in BOUNDED
+    more = (args.limit_s,) if bounded else ()
     module = importlib.import_module(f"bench.gpu_stages.{MODULES[args.stage]}")
     try:
-        detail: dict[str, Any] = getattr(module, args.stage)(args.device, args.quick)
+        detail: dict[str, Any] = getattr(module, args.stage)(args.device, args.quick, *more)
     except Exception as error:
         # Any way of failing is a result; where it began is what a person looks for.
         traceback.print_exc()

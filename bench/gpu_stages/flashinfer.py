@@ -51,7 +51,7 @@ def flashinfer(device: str, quick: bool) -> dict[str, Any]:
     for name in names:
         for shape in SHAPES[:3] if quick else SHAPES:
             try:
-                rows.append(_compare(name, shape, where, dtype))
+                rows.append(compare(name, shape, where, dtype))
             except TrserveError as error:
                 refusals[name] = str(error)
                 break
@@ -67,7 +67,8 @@ def flashinfer(device: str, quick: bool) -> dict[str, Any]:
     return found
 
 
-def _compare(name: str, shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def compare(name: str, shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """The largest difference of backend ``name`` over ``shape``, and what a plan takes."""
     generator = torch.Generator().manual_seed(5)
     blocks = [-(-length // _BLOCK) for length in shape.lengths]
     cache = torch.randn(sum(blocks) + 1, 2, shape.kv_heads, _BLOCK, shape.dim, generator=generator)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -32,13 +33,16 @@ MAX_TOKENS: Final = 2048
 PIECES: Final = frozenset({"slm", "extend", "router"})
 
 
-def decoder_of(name: str, device: torch.device, dtype: torch.dtype, *, dummy: bool) -> Decoder:
-    """The decoder of an alias."""
+def decoder_of(
+    name: str, device: torch.device, dtype: torch.dtype, *, dummy: bool, layers: int = 0
+) -> Decoder:
+    """The decoder of an alias; only its first ``layers``, where that is not 0."""
     load_format: LoadFormat = "dummy" if dummy else "auto"
     model = resolve_model(name, load_format)
-    return load_onto(
-        device, model.path, read_spec(model.path), dtype=dtype, load_format=load_format
-    )
+    spec = read_spec(model.path)
+    if layers:
+        spec = replace(spec, num_layers=layers)
+    return load_onto(device, model.path, spec, dtype=dtype, load_format=load_format)
 
 
 def runner_of(
@@ -48,9 +52,13 @@ def runner_of(
     *,
     model: int = 0,
     attention: str = "auto",
+    tokenizer_size: int = 0,
 ) -> CudaRunner:
-    """A runner with KV for ``rows`` rows, and a router that decides on entropies."""
-    vocabulary = decoder.spec.vocab_size
+    """A runner with KV for ``rows`` rows, and a router that decides on entropies.
+
+    ``tokenizer_size`` is the whole vocabulary where it is 0.
+    """
+    vocabulary = tokenizer_size or decoder.spec.vocab_size
     runner = assemble_runner(
         decoder,
         num_blocks=rows * ROW_TOKENS // BLOCK,

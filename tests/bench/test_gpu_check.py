@@ -3,13 +3,18 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 
-from bench.gpu_check import STAGES, Stage, run_stage
+from bench.gpu_check import STAGES, TOTAL_S, Stage, granted, run_stage
+from bench.gpu_stages import kernels, served
 from bench.gpu_stages.__main__ import MODULES
+from bench.gpu_stages.ending import end_stage
 from bench.gpu_stages.engine import bytes_read
 from bench.gpu_stages.machine import ATTRIBUTES
+from tests.procfs import descendants, start_time
 from trserve.models.aliases import alias_spec
 
 
@@ -46,6 +51,68 @@ def test_a_stage_that_does_not_end_is_ended():
 
 def test_every_stage_is_there():
     assert {stage.name for stage in STAGES} == set(MODULES)
+
+
+SLEEPER = "import time; time.sleep(60)"
+STARTER = f"""
+import subprocess, sys, time
+for apart in (True, False):
+    subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=apart)
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def test_nothing_outlives_a_stage_that_is_ended():
+    """Neither a server, which leads a session of its own, nor what belongs to the stage's group."""
+    stage = subprocess.Popen(
+        [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    assert stage.stdout.readline() == "started\n"
+    below = descendants(stage.pid)
+    assert len(below) == 2
+    end_stage(stage)
+    stage.communicate(timeout=5)
+    assert all(start_time(pid) is None for pid in below)
+
+
+def test_mandatory_stages_have_time_whatever_the_others_take():
+    mandatory = [stage for stage in STAGES if stage.mandatory]
+    assert sum(stage.limit_s for stage in mandatory) <= TOTAL_S
+    for total in (TOTAL_S, 60.0):
+        left, reserved = total, sum(stage.limit_s for stage in mandatory)
+        for stage in STAGES:
+            reserved -= stage.limit_s * stage.mandatory
+            limit_s = granted(stage, left, reserved)
+            if stage.mandatory:
+                assert limit_s >= min(1.0, total / TOTAL_S) * stage.limit_s
+            left -= max(0.0, limit_s)
+        assert left >= -1e-6
+
+
+def test_links_that_there_is_no_time_for_are_left_out(monkeypatch):
+    monkeypatch.setattr(served, "bed_of", lambda device, quick: None)
+    monkeypatch.setattr(served, "_link_row", link_row)
+    found = served.end_to_end("cuda", False, served._SPARE_S + 0.25)
+    assert [row["link"] for row in found["tables"]["links"]] == ["shm"]
+    assert found["missing"] == ["host_mapped", "cuda_ipc"] and "error" not in found
+    assert served.end_to_end("cuda", False)["missing"] == []
+
+
+def link_row(bed, users, link):
+    time.sleep(0.15)
+    return {"link": link, "handoffs_per_s": 1.0}
+
+
+def test_one_layer_makes_ready_what_a_model_needs():
+    kernels._one_layer("tiny", torch.device("cpu"))
+
+
+def test_a_job_that_does_not_end_is_ended(monkeypatch):
+    start = lambda name, device: subprocess.Popen([sys.executable, "-c", SLEEPER])  # noqa: E731
+    monkeypatch.setattr(kernels, "_start", start)
+    found = kernels.kernels("cpu", True, kernels._SPARE_S + 0.2)
+    assert found["tables"]["jobs"][0]["said"] == "no end in time" and found["unavailable"]
 
 
 HEADER = """
