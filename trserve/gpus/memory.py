@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from trserve.models.cuda.attention_workspace import MOST_PROCESSORS, Heads, workspace_bytes
 from trserve.models.spec import ModelSpec
-from trserve.workers.cuda.buckets import Buckets
 
 _MIB: Final = 2**20
 
@@ -86,6 +84,10 @@ def attention_bytes(spec: ModelSpec, tp: int, *, tokens: int, rows: int) -> int:
 
     As the process itself will work them out, but for a GPU as large as there is.
     """
+    # Not with this file, which every process of a server without GPUs imports.
+    from trserve.models.cuda.attention_workspace import MOST_PROCESSORS, Heads, workspace_bytes
+    from trserve.workers.cuda.buckets import Buckets
+
     kv_heads = max(1, spec.num_kv_heads // tp)
     heads = Heads(max(kv_heads, spec.num_heads // tp), kv_heads, spec.head_dim)
     shapes = Buckets.of(max_rows=rows, max_tokens=tokens).largest_first
