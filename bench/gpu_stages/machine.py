@@ -23,7 +23,7 @@ ATTRIBUTES: Final = {
     125: "ipc_events",
     133: "mps_enabled",
 }
-"""``CUdevice_attribute`` of cuda.h since CUDA 12; before, 122 and 123 had other numbers."""
+"""``CUdevice_attribute`` of cuda.h since CUDA 12, where what streams can do has new numbers."""
 
 
 def env(device: str, quick: bool) -> dict[str, Any]:
