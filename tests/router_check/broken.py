@@ -54,6 +54,24 @@ class Writes(Sound):
         return found
 
 
+class Lowers(Sound):
+    """Its parameter, which is then another one in the next step."""
+
+    def route(self, result):
+        result.params["tau"].mul_(0.5)
+        return super().route(result)
+
+
+class AdmitsHalf(Sound):
+    def admit(self, req):
+        return 0.5 * self.model
+
+
+class AdmitsBoth(Sound):
+    def admit(self, req):
+        return torch.ones(2)
+
+
 class WrongLoc(Sound):
     def send(self, req, token):
         peer_req = super().send(req, token)

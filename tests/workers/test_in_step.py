@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workers.fakes import EOS, VOCAB, HashRunner, hash_route, hash_token, reference, world
+from tests.workers.fakes import (
+    EOS,
+    VOCAB,
+    HashRunner,
+    hash_route,
+    hash_token,
+    reference,
+    stay,
+    world,
+)
 from trserve.router_lib.base import BaseRouter, StepResult
+from trserve.router_lib.parameters import Parameter
 from trserve.workers.in_step import StepAsk
 from trserve.workers.runner import ForwardOutput
 from trserve.workers.sampler import Sampler
@@ -84,6 +94,29 @@ def test_what_the_step_decided_is_done_and_nobody_else_is_asked():
     run({}, {"temperature": 0.0, "top_k": 1}, {"pinned": True})
     assert Router.routed == 0
     assert {"both"} <= set(DecidingRunner.asked)
+
+
+def test_bounds_of_the_wrong_shape_leave_it_to_the_host(monkeypatch):
+    monkeypatch.setattr(Router, "bounds", lambda self, params, requests: torch.zeros(1, 3))
+    run({}, {})
+    assert Router.routed > 0
+    assert "both" not in DecidingRunner.asked
+
+
+def test_bounds_that_write_into_the_parameters_find_them_unchanged(monkeypatch):
+    """In steps whose rows are kept: nobody leaves, and there are many."""
+    seen = []
+
+    def bounds(self, params, requests):
+        seen.append(params["bar"].tolist())
+        return params["bar"].sub_(1.0)
+
+    monkeypatch.setattr(Router, "bounds", bounds)
+    monkeypatch.setattr(Router, "parameters", (Parameter("bar", "a bound", default=2.0),))
+    monkeypatch.setattr(f"{__name__}.DECIDE", stay)
+    with world(router=Router, runner=DecidingRunner, config={"bar": 2.0}) as w:
+        w.run(w.submit(PROMPT, limit=30, ignore_eos=True))
+    assert seen == [[2.0]] * 25
 
 
 def test_steps_that_stay_the_same_decide_as_well():

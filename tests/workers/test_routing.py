@@ -16,6 +16,7 @@ from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.slab import WorkerStatus
 from trserve.router_lib.base import BaseRouter, RouterContext, StepResult
 from trserve.router_lib.parameters import Parameter
+from trserve.router_lib.r_stitch import RStitch
 from trserve.workers.routing import Routing, create_router
 
 CONTEXT = RouterContext(model=0, models=("a", "b"), tokenizer_size=VOCAB, config={})
@@ -155,6 +156,17 @@ def test_only_overridden_hooks_are_called() -> None:
 
     assert Routing(Admits(CONTEXT)).asks_admit
     assert BaseRouter.admit(FakeRouter(CONTEXT), None) == 0  # type: ignore[arg-type]
+
+
+class OwnStitch(RStitch):
+    """Somebody's, whatever it is derived from."""
+
+
+def test_only_what_the_library_is_made_of_is_trusted_with_the_tensors_of_the_engine() -> None:
+    made = {each.name: each.default for each in RStitch.parameters}
+    assert not Routing(RStitch(context(**made))).may_write
+    assert Routing(OwnStitch(context(**made))).may_write
+    assert Routing(FakeRouter(CONTEXT)).may_write
 
 
 class Scored(FakeRouter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from tests.workers.fakes import (
     BLOCK,
     EOS,
+    EarlyRouter,
     FakeRouter,
+    SubmittingHashRunner,
     Worker,
     World,
     hash_route,
@@ -27,6 +29,7 @@ from tests.workers.fakes import (
 from trserve.gateway.slots import Slot
 from trserve.ipc.baton import Finish, SlotState
 from trserve.router_lib.base import StepResult
+from trserve.router_lib.parameters import Parameter
 from trserve.workers.steady import SteadyRows
 from trserve.workers.step_cycle import StepCycle
 
@@ -263,6 +266,50 @@ def test_a_router_sees_a_steady_step_as_any_other() -> None:
         assert w.workers[0].cycle._steady is not None
         rids = [slot.gen for slot in slots]
         assert seen == [([True, True], rids)] + [([False, False], rids)] * 9
+
+
+class Writes(EarlyRouter):
+    """Into all that it is shown, after it has noted what that is."""
+
+    parameters = (Parameter("bar", "a bound", default=0.5),)
+    decides_early = False
+    shown: ClassVar[list[Any]] = []
+
+    def route(self, result: StepResult) -> Any:
+        bars, prefill = result.params["bar"], result.is_prefill
+        self.shown.append((bars.tolist(), prefill.tolist()))
+        for tensor in (result.logits, result.hidden):
+            tensor.zero_()
+        result.token_ids.clamp_(max=1)
+        bars -= 0.125
+        prefill.logical_not_()
+        return [0] * len(result.requests)
+
+
+class WritesEarly(Writes):
+    decides_early = True
+
+
+@pytest.mark.parametrize("router", [Writes, WritesEarly])
+def test_what_a_router_writes_into_is_its_own(router: type[Writes]) -> None:
+    """Neither the rows nor the blocks, which are checked in each turn, nor what it sees next."""
+    outcomes = []
+    for each in (FakeRouter, router):
+        router.shown.clear()
+        settings: Any = {"config": {"bar": 0.5}, "token": endless, "runner": SubmittingHashRunner}
+        with world(router=each, **settings) as w:
+            slots = [w.submit(PROMPT[: 3 + n], limit=30, ignore_eos=True) for n in range(2)]
+            for _ in range(12):
+                w.workers[0].turn()
+            assert w.workers[0].cycle._steady is not None
+            w.run(*slots)
+            outcomes.append([w.outcome(slot) for slot in slots])
+    assert outcomes[0] == outcomes[1]
+    bars = [bar for found, _ in router.shown for bar in found]
+    assert len(bars) > 50 and set(bars) == {0.5}
+    assert [any(prefill) for _, prefill in router.shown] == [True] + [False] * (
+        len(router.shown) - 1
+    )
 
 
 def test_a_block_that_another_request_had_first_takes_the_place_of_the_own() -> None:

@@ -280,6 +280,46 @@ def test_extras_travel_and_too_many_fail_the_request(size: int) -> None:
         assert w.baton(slot).finish is expected
 
 
+@pytest.mark.parametrize("extras", ["hop", [1, 2], 8, None])
+def test_extras_that_are_no_bytes_fail_their_request_only(extras: Any) -> None:
+    class Router(FakeRouter):
+        decide = staticmethod(only_from(0))
+
+        def send(self, req: RequestView, token: int) -> PeerReq:
+            peer_req = super().send(req, token)
+            if req.rid == 2:
+                peer_req.extras = extras
+            return peer_req
+
+    with world(router=Router, token=other_than_eos) as w:
+        slots = [w.submit([*PROMPT, n], limit=9) for n in range(4)]
+        w.run(*slots)
+        finishes = [w.baton(slot).finish for slot in slots]
+        assert finishes == [Finish.LENGTH, Finish.ROUTER_ERROR, Finish.LENGTH, Finish.LENGTH]
+        w.check_nothing_held()
+
+
+@pytest.mark.parametrize(
+    "extras", [bytearray(b"hop"), memoryview(b"hop"), np.frombuffer(b"hop", np.uint8)]
+)
+def test_extras_may_be_any_bytes(extras: Any) -> None:
+    class Router(FakeRouter):
+        decide = staticmethod(only_from(0))
+
+        def send(self, req: RequestView, token: int) -> PeerReq:
+            peer_req = super().send(req, token)
+            peer_req.extras = extras
+            return peer_req
+
+        def receive(self, peer_req: PeerReq) -> None:
+            assert self.model == 0 or peer_req.extras == b"hop".ljust(64, b"\0")
+
+    with world(router=Router, token=other_than_eos) as w:
+        slot = w.submit(PROMPT, limit=9)
+        w.run(slot)
+        assert w.outcome(slot).finish is Finish.LENGTH
+
+
 def test_logits_that_are_not_finite_end_their_row_alone() -> None:
     def token(model: int, row: Sequence[int]) -> int:
         return -1 if len(row) == 7 else other_than_eos(model, row)
@@ -310,7 +350,18 @@ def test_admit_moves_a_request_before_any_prefill() -> None:
         assert w.outcome(named).sources == [0] * 4
 
 
-@pytest.mark.parametrize("model", [-1, 2, "m1", None])
+@pytest.mark.parametrize("model", [1, np.int64(1), np.array(1), torch.tensor(1)])
+def test_admit_says_a_model_in_any_form(model: Any) -> None:
+    Router = type("Router", (FakeRouter,), {"admit": lambda self, req: model})
+    with world(router=Router, token=other_than_eos) as w:
+        slot = w.submit(PROMPT, limit=9)
+        w.run(slot)
+        assert w.outcome(slot).sources == [1] * 4
+
+
+@pytest.mark.parametrize(
+    "model", [-1, 2, "m1", None, 1.0, torch.tensor(1.0), np.array([1, 1]), torch.ones(2)]
+)
 def test_admit_to_no_model_fails_the_request(model: Any) -> None:
     Router = type("Router", (FakeRouter,), {"admit": lambda self, req: model})
     with world(router=Router) as w:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from operator import index
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -93,7 +94,7 @@ class WatchedRouting(Routing):
         if self._scored:
             self._ask_score(result)
         shown = [_shown(result, row) for row in range(len(result.requests))]
-        before = {name: getattr(result, name).clone() for name in _INPUTS}
+        before = {name: values.clone() for name, values in _tensors(result).items()}
         found: Sequence[int | None]
         try:
             found = self._ask(result)
@@ -152,8 +153,9 @@ class WatchedRouting(Routing):
             )
 
     def _check_unchanged(self, result: StepResult, before: dict[str, torch.Tensor]) -> None:
-        for name, value in before.items():
-            if not torch.equal(value, getattr(result, name)):
+        after = _tensors(result)
+        for name, values in before.items():
+            if name not in after or not torch.equal(values, after[name]):
                 self._notes.complain("route", f"{self._where}: it writes into result.{name}")
 
     # -- score, send, receive, admit -------------------------------------------------------------
@@ -222,13 +224,13 @@ class WatchedRouting(Routing):
     def admit(self, request: Request) -> int | None:
         """As a server's."""
         try:
-            model = self.router.admit(request)
+            model = index(self.router.admit(request))
         except Exception as error:
             self._notes.complain("admit", f"{self._place(request)}: {described(error)}")
             return None
         if model not in self._models:
             self._notes.complain(
-                "admit", f"returned {model!r}; the models are 0 to {self._models[-1]}"
+                "admit", f"returned {model}; the models are 0 to {self._models[-1]}"
             )
             return None
         return model
@@ -266,6 +268,12 @@ def _wrong_in(peer_req: Any, request: RequestView) -> str | None:
     if start < 0 or suffix != request.token_ids[start : peer_req.loc].tolist():
         return f"token_ids ({len(suffix)}) are not the row's tokens up to loc {peer_req.loc}"
     return None
+
+
+def _tensors(result: StepResult) -> dict[str, torch.Tensor]:
+    """What a router is shown, by the name that its author has for it."""
+    found = {name: getattr(result, name) for name in _INPUTS}
+    return found | {f"params[{name!r}]": values for name, values in result.params.items()}
 
 
 def _shown(result: StepResult, row: int) -> bytes:

@@ -70,7 +70,8 @@ class RequestView(Protocol):
 class StepResult:
     """What one step computed for the B requests that are due for a decision.
 
-    The tensors lie in buffers that the next step overwrites; copy what is to be kept.
+    The tensors lie in buffers that the next step overwrites; copy what is to be kept, and write
+    into none of them.
 
     Attributes:
         logits: float32 [B, V], raw (before temperature and penalties); columns past the

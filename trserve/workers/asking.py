@@ -18,7 +18,7 @@ from trserve.workers.annotating import write_scores
 from trserve.workers.arrivals import Arrivals
 from trserve.workers.in_step import InStep
 from trserve.workers.metering import WorkerMeter
-from trserve.workers.question import DueRows
+from trserve.workers.question import DueRows, with_own_tensors
 from trserve.workers.routing import Routing
 from trserve.workers.runner import ForwardOutput
 
@@ -57,7 +57,7 @@ class Asking:
         self._give_params(rows)
         # Scores that somebody wants to see are written with the tokens.
         if self._early and rows.destinations is None and not self._writes_scores():
-            rows.destinations = self._ask(rows.early_result())
+            rows.destinations = self._ask(self._shown(rows.early_result()))
 
     def after(
         self, rows: DueRows, output: ForwardOutput, sampled: NDArray[np.int64]
@@ -71,10 +71,14 @@ class Asking:
             found, rows.destinations = rows.destinations, None
             return found
         self._give_params(rows)
-        result = rows.result(self._in_step.readable(output), sampled)
+        result = self._shown(rows.result(self._in_step.readable(output), sampled))
         if self._writes_scores():
             write_scores(rows.requests, self._routing.scores(result) or ())
         return self._ask(result)
+
+    def _shown(self, result: StepResult) -> StepResult:
+        """``result`` for a router: none may change what the engine goes on with."""
+        return with_own_tensors(result) if self._routing.may_write else result
 
     def _give_params(self, rows: DueRows) -> None:
         if rows.params is None:

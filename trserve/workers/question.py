@@ -57,6 +57,22 @@ def question(
     )
 
 
+def with_own_tensors(result: StepResult) -> StepResult:
+    """``result`` with tensors of its own in the place of those that are read again after it.
+
+    Of the logits and hidden states nothing is: the next step overwrites them.
+    """
+    result.token_ids = result.token_ids.clone()
+    result.is_prefill = result.is_prefill.clone()
+    result.params = own_params(result.params)
+    return result
+
+
+def own_params(params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``params`` in tensors of their own."""
+    return {name: values.clone() for name, values in params.items()}
+
+
 def early_question(
     params: Mapping[str, torch.Tensor], requests: Sequence[Request], is_prefill: torch.Tensor
 ) -> StepResult:
