@@ -312,6 +312,23 @@ def test_what_a_router_writes_into_is_its_own(router: type[Writes]) -> None:
     )
 
 
+def test_the_last_token_of_a_long_row_leaves_no_rest_to_steady_steps() -> None:
+    """The batch threshold counts for them."""
+    settings: Any = {"row_tokens": 128, "max_tokens": 8, "prefix_caching": False}
+    with world(token=endless, **settings) as w:
+        slot = w.submit(PROMPT, limit=100, ignore_eos=True)
+        worker = w.workers[0]
+        while w.baton(slot).length < 41:
+            worker.turn()
+        worker.table.drop_kv(worker.table.resident[slot.index])
+        for _ in range(5):
+            worker.turn()
+        assert worker.cycle.has_rest and worker.cycle._steady is None
+        worker.turn()
+        assert worker.cycle._steady is not None, "the row's last token is the first step of many"
+        assert not worker.cycle.has_rest
+
+
 def test_a_block_that_another_request_had_first_takes_the_place_of_the_own() -> None:
     """Two rows that are the same write the same blocks; each ends up with the cached one."""
     with twins(workers=1, token=lambda model, row: 20 + len(row)) as both:

@@ -217,6 +217,7 @@ class StepCycle:
 
     def _make_steady(self, plan: Plan) -> SteadyRows:
         requests = [request for request, _ in plan]
+        self.has_rest = False  # each row samples, and nothing is settled
         self._inputs.clear()
         self._guard.enter([request.slot for request in requests])
         return SteadyRows(
