@@ -23,7 +23,9 @@ from trserve.ipc.doorbell import ring, silence
 from trserve.ipc.links import ShmMedium
 from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.tally import read_tally
+from trserve.ipc.trace import TraceWriter
 from trserve.workers import loop as loop_module
+from trserve.workers.tracing import WorkerTrace
 
 ROUTE = hash_route(1, 40)
 
@@ -196,6 +198,33 @@ def test_the_gateway_is_rung_once_the_next_step_is_under_way(submitting: Running
     assert not any(bell for _, bell, _ in seen[1::2])
     assert computed[:6] == [3, 3, 4, 4, 5, 5], "before rows are known, a step is counted meanwhile"
     submitting.start()
+
+
+def test_what_is_to_be_said_is_said_before_it_is_much(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a worker that hands on whatever comes, and something always comes."""
+    w, loop = running.world, running.loops[0]
+    worker = w.workers[0]
+    monkeypatch.setattr(loop_module, "QUIET_TURNS", 10)
+    monkeypatch.setattr(worker.cycle._arrivals._routing, "asks_on_arrival", True)
+    monkeypatch.setattr(worker.cycle._arrivals._routing, "asks_admit", True)
+    monkeypatch.setattr(worker.router, "admit", lambda request: 1)
+    trace = worker.table.trace = WorkerTrace(TraceWriter(w.slab.trace_words(0)))
+    most = 0
+    for _ in range(50):
+        slot = w.submit([1, 2, 3], limit=4, eos_token_ids=())
+        assert loop.turn()
+        while w.baton(slot).owner == 0:
+            assert loop.turn()
+        most = max(most, len(trace._remembered))
+        while not running.done(slot):
+            w.workers[1].turn()
+        assert loop.turn()
+        w.slots.release(slot)
+        assert w.slots.collect()
+    assert 0 < most <= 10
+    running.start()
 
 
 def test_where_no_step_follows_the_gateway_is_rung_at_once(submitting: Running) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.workers.fakes import World, hash_route, router_class, world
+from tests.workers.fakes import FakeRouter, World, hash_route, router_class, world
 from trserve.ipc.baton import Finish
 from trserve.ipc.trace import Event, EventKind, TraceReader, TraceWriter
+from trserve.router_lib.base import RequestView
 from trserve.workers.tracing import WorkerTrace
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -74,4 +75,25 @@ def test_one_that_ends_before_its_step_is_no_longer_waited_for() -> None:
         running.run(*slots)
         extra = running.submit([9, 9], limit=12)
         running.run(extra)
-        assert large.unresumed == []
+        assert large.unresumed == {}
+
+
+class Doorman(FakeRouter):
+    """The first model's worker never takes a step."""
+
+    def admit(self, req: RequestView) -> int:
+        return 1
+
+
+def test_who_only_says_where_requests_go_remembers_none_of_them() -> None:
+    with world(router=Doorman, slots=4) as running:
+        traced(running)
+        for number in range(300):
+            slot = running.submit(PROMPT, limit=8, tops=1 if number % 2 else None)
+            running.run(slot)
+            running.slots.release(slot)
+            assert running.slots.collect()
+        for worker in running.workers:
+            assert worker.table.trace is not None
+            assert len(worker.table.trace.unresumed) <= 4
+            assert len(worker.cycle._arrivals.annotated) <= 4

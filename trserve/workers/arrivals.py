@@ -22,7 +22,8 @@ class Arrivals:
     """Takes in what comes to worker ``index``.
 
     Attributes:
-        annotated: the requests with a book, until somebody takes out those that are over.
+        annotated: by slot, the requests with a book, until somebody takes out those that are over
+            or another one comes in the slot.
         on_detour: called before a grammar is compiled or a router asked, which may take long.
     """
 
@@ -41,7 +42,7 @@ class Arrivals:
         self._routing = routing
         self._guard = guard
         self._grammars = grammars
-        self.annotated: list[Request] = []
+        self.annotated: dict[int, Request] = {}
         self.on_detour: Callable[[], None] = _nothing_more
         table.on_arrival = self.take_in
 
@@ -52,7 +53,7 @@ class Arrivals:
             request.book = AnnotationBook(
                 self._slab, request.slot, first=first, tops=request.params.tops or 0
             )
-            self.annotated.append(request)
+            self.annotated[request.slot] = request
         if request.params.grammar and request.constraint is None:
             self.on_detour()
             self._guard.enter((request.slot,))

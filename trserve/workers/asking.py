@@ -85,7 +85,7 @@ class Asking:
             rows.params = self._routing.parameter_tensors(rows.requests)
 
     def _writes_scores(self) -> bool:
-        return any(request.params.trace for request in self._arrivals.annotated)
+        return any(request.params.trace for request in self._arrivals.annotated.values())
 
     def _ask(self, result: StepResult) -> Sequence[int | None]:
         self._asked += 1

@@ -34,6 +34,9 @@ _PREFILL: Final = Kind.PREFILL
 NOTE_AFTER_S: Final = 0.01
 """A worker that falls idle for less than this says what it did in its next step. Later than the
 kernel's next tick: to set a timer before it takes longer than all that is said."""
+QUIET_TURNS: Final = 256
+"""Turns that end idle after which it is said at once, if no step and no longer rest came between: a
+worker that only says where requests go may have neither for hours."""
 
 
 class WorkerLoop:
@@ -83,6 +86,7 @@ class WorkerLoop:
         self._strict = strict
         self._recount_due = False
         self._sleep_s = BELT_S
+        self._quiet_turns = 0
         self.belt_finds = 0
         # Of steps: rows if none of them was a prompt's, rows, begin and end; until nobody waits.
         self._uncounted: list[tuple[int, int, int, int]] = []
@@ -131,8 +135,10 @@ class WorkerLoop:
         for request in self._table.cancelled() if busy else ():
             self._table.finish(request, Finish.ABORT)
         steps = self._step_if_open(time.monotonic_ns())
-        if (steps or events) and (self._wait_s or not (self._table.runnable or self._table.ahead)):
+        idle = self._wait_s or not (self._table.runnable or self._table.ahead)
+        if idle and (steps or events) and self._quiet_turns < QUIET_TURNS:
             # Whoever was just rung may be waiting for this core.
+            self._quiet_turns += 1
             self._sleep_s = NOTE_AFTER_S
         elif not (steps and self._cycle.submits):
             self._note()
@@ -162,7 +168,8 @@ class WorkerLoop:
         return steps
 
     def _count(self) -> None:
-        """Note the steps that have ended."""
+        """Note the steps that have ended, as all that is said now."""
+        self._quiet_turns = 0
         for width, rows, began, ended in self._uncounted:
             if width:
                 self._tally.took(width, ended - began)

@@ -293,7 +293,8 @@ class StepCycle:
         arrivals, requests = self._arrivals, [request for request, _ in plan]
         if not arrivals.annotated:
             return self._in_step.compute(self._inputs, requests, routes=True)
-        arrivals.annotated = [request for request in arrivals.annotated if not request.finished]
+        annotated = arrivals.annotated.items()
+        arrivals.annotated = {slot: each for slot, each in annotated if not each.finished}
         scores = PromptScores(plan)
         if not len(scores.tokens):
             # What the router decides on is written down before it is asked.

@@ -34,7 +34,8 @@ class WorkerTrace:
         meter: sums up how long they took, if anybody does.
 
     Attributes:
-        unresumed: requests that came and were in no step yet.
+        unresumed: by slot, requests that came and were in no step yet. Some may have left again,
+            as all do where no step is ever taken; so it is never more than there are slots.
     """
 
     def __init__(self, writer: TraceWriter, meter: WorkerMeter | None = None) -> None:
@@ -42,7 +43,7 @@ class WorkerTrace:
         self.meter = meter
         # The arguments of ``note``, and what the meter is told besides.
         self._remembered: list[tuple[int, ...]] = []
-        self.unresumed: list[Request] = []
+        self.unresumed: dict[int, Request] = {}
 
     def step(self, width: int, rows: int, began_ns: int, ended_ns: int) -> None:
         """A step of ``rows`` rows has ended; ``width``: likewise, 0 if one was a prompt's."""
@@ -62,7 +63,7 @@ class WorkerTrace:
             self._remembered.append((_RECEIVED, request.hop, request.slot, request.gen, when))
         else:
             self._note(_ADMITTED, min(request.length, MAX_VALUE), request.slot, request.gen)
-        self.unresumed.append(request)
+        self.unresumed[request.slot] = request
 
     def sent(self, request: Request, hop: int, when_ns: int, model: int) -> None:
         """``request`` leaves for ``model``, by its hop ``hop``."""
@@ -87,13 +88,13 @@ class WorkerTrace:
 
         ``runnable`` has the slots of those that may still come into one.
         """
-        left, self.unresumed = self.unresumed, []
-        taken = {request.slot for request in requests}
-        for request in left:
-            if request.slot in taken:
-                if request.hop:
-                    self._note(_RESUMED, request.hop, request.slot, request.gen)
-                if self.meter is not None:
-                    self.meter.taken(request, began_ns)
-            elif request.slot in runnable:
-                self.unresumed.append(request)
+        left = self.unresumed
+        for request in requests:
+            if left.pop(request.slot, None) is None:
+                continue
+            if request.hop:
+                self._note(_RESUMED, request.hop, request.slot, request.gen)
+            if self.meter is not None:
+                self.meter.taken(request, began_ns)
+        if left:
+            self.unresumed = {slot: each for slot, each in left.items() if slot in runnable}
