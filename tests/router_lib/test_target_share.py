@@ -11,6 +11,7 @@ import torch
 from trserve import BaseRouter, Engine
 from trserve.demo.grammar import held_out
 from trserve.errors import ConfigError, RequestError, StartupError
+from trserve.router_lib import target_share
 from trserve.router_lib.base import RouterContext, StepResult
 from trserve.router_lib.none import NoRouter
 from trserve.router_lib.r_stitch import RStitch
@@ -181,6 +182,18 @@ def test_requests_with_a_threshold_of_their_own_keep_it():
     for _ in range(100):
         assert (process.step() == 0.5).all()
     assert process.control.threshold == moved
+
+
+def test_who_never_comes_back_is_not_remembered_for_good(monkeypatch):
+    """Where each has a threshold of its own nothing is moved, and nothing forgotten by that."""
+    monkeypatch.setattr(target_share, "_MOST_AWAY", 100)
+    process = Process(RStitch, 0.1, 1.0)
+    params = SimpleNamespace(router={"tau": -1.0})
+    for rid in range(0, 1000, ROWS):
+        process.requests = [SimpleNamespace(params=params, rid=rid + n) for n in range(ROWS)]
+        process.usual = -1.0
+        process.step()
+    assert list(process.control._away) == list(range(900, 1000))
 
 
 def test_too_few_scores_move_nothing():

@@ -37,6 +37,9 @@ _USUAL_TOKENS: Final = 400.0
 never counted, and would be missing from the share for good."""
 _FORGOTTEN_TOKENS: Final = 2000
 """Tokens after which a request that left and did not come back has ended where it went."""
+_MOST_AWAY: Final = 4096
+"""Requests away that are remembered, the oldest being given up: nothing else does that while no
+threshold is moved, as where every request has its own."""
 _REMEMBERED_TOKENS: Final = 8000.0
 """Tokens after which a debt, or how long visits were, has faded to a third."""
 _PRIOR_VISITS: Final = 8.0
@@ -101,6 +104,8 @@ class ShareControl:
         for request, destination in zip(result.requests, destinations, strict=True):
             if destination:
                 self._away[request.rid] = self._tokens
+        while len(self._away) > _MOST_AWAY:
+            del self._away[next(iter(self._away))]
 
     def _remember(self, scores: Sequence[float] | None, rows: Sequence[int]) -> None:
         if scores is None:
