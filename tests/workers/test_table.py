@@ -20,6 +20,7 @@ from trserve.gateway.slots import Slot
 from trserve.ipc.baton import Finish, SlotState, pack
 from trserve.ipc.extras import read_extras
 from trserve.ipc.rings import Descriptor, Kind
+from trserve.workers import table as table_module
 from trserve.workers.states import State
 
 PROMPT = [11, 12, 13, 14, 15]
@@ -222,6 +223,23 @@ def test_a_rescan_finds_what_no_ring_brought() -> None:
         assert sorted(w.workers[0].table.runnable) == sorted(slot.index for slot in slots)
         w.workers[0].table.rescan()
         assert len(w.workers[0].table.runnable) == 3
+
+
+def test_a_rescan_takes_no_earlier_end_for_that_of_the_use_it_has_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fence stands for all that a processor may have read ahead."""
+    with world(token=endless) as w:
+        slot, table = w.submit(PROMPT, limit=8), w.workers[0].table
+        baton = w.slab.baton[slot.index]
+        w.slab.baton[slot.index] = pack(5, 0, SlotState.DONE, Finish.LENGTH, 0, 0)
+
+        def load_fence() -> None:
+            w.slab.baton[slot.index] = baton
+
+        monkeypatch.setattr(table_module, "load_fence", load_fence)
+        table.rescan()
+        assert list(table.runnable) == [slot.index]
 
 
 def test_a_request_arrives_once_a_hop() -> None:

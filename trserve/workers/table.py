@@ -141,16 +141,17 @@ class RequestTable:
         return self.news.any
 
     def rescan(self) -> None:
-        """Look at every slot that concerns this worker.
+        """Look at every slot that concerns this worker: at start, and after hints were lost.
 
-        At start, after a ring overflowed, and after a worker was reaped.
+        A slot's use is read before its baton, which may be of a later use, but not of an earlier.
         """
         slab = self._slab
         self.news.note()
         for slot in range(slab.layout.slots):
-            mine = unpack(slab.baton[slot]).owner == self._index
+            gen, mine = slab.gen[slot], unpack(slab.baton[slot]).owner == self._index
+            load_fence()
             if mine or slab.sent[slot] >> self._index & 1:
-                self.sync(slot, slab.gen[slot])
+                self.sync(slot, gen)
 
     def cancelled(self) -> list[Request]:
         """Runnable requests whose cancel word is set, or whose time is over.
