@@ -88,13 +88,13 @@ class WorkerTrace:
 
         ``runnable`` has the slots of those that may still come into one.
         """
-        left = self.unresumed
-        for request in requests:
-            if left.pop(request.slot, None) is None:
-                continue
-            if request.hop:
-                self._note(_RESUMED, request.hop, request.slot, request.gen)
-            if self.meter is not None:
-                self.meter.taken(request, began_ns)
-        if left:
-            self.unresumed = {slot: each for slot, each in left.items() if slot in runnable}
+        left, self.unresumed = self.unresumed, {}
+        taken = {request.slot for request in requests}
+        for slot, request in left.items():
+            if slot in taken:
+                if request.hop:
+                    self._note(_RESUMED, request.hop, slot, request.gen)
+                if self.meter is not None:
+                    self.meter.taken(request, began_ns)
+            elif slot in runnable:
+                self.unresumed[slot] = request
