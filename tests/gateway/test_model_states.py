@@ -15,6 +15,7 @@ from tests.gateway.test_http import Gateway, get, play
 from tests.workers.fakes import EOS, hash_token, world
 from trserve.edge.reachability import Reachability
 from trserve.errors import RequestError
+from trserve.gateway.app import Phase
 from trserve.gateway.dispatcher import Dispatcher
 from trserve.gateway.model_links import ModelLinks
 from trserve.gateway.model_states import ModelStates
@@ -171,6 +172,7 @@ def test_readiness_says_why_and_liveness_stays(tmp_path: Path) -> None:
             answers = [await get(g, path) for path in ("/readyz", "/health")]
             assert answers[0] == answers[1]
             status, body = answers[0][0], json.loads(answers[0][1])
+            assert body["takes_requests"] is True, "they wait"
             return [status, body["status"], body["detail"], body["models"][1]["status"]]
 
         assert await look() == [200, "ok", "serving", "up"]
@@ -181,5 +183,8 @@ def test_readiness_says_why_and_liveness_stays(tmp_path: Path) -> None:
         assert await look() == [200, "ok", "serving", "up"]
         g.service.states.on_message(message("worker_lost", 1, "worker 1 is gone"))
         assert await look() == [200, "degraded", "serving; worker 1 is gone", "lost"]
+        g.app.phase = Phase.DRAINING
+        status, said = await get(g, "/readyz")
+        assert (status, json.loads(said)["takes_requests"]) == (503, False)
 
     play(story, tmp_path)

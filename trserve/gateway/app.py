@@ -185,8 +185,11 @@ class App:
         detail = (states.unready if serving else None) or self.phase.value
         ready = serving and states.unready is None
         missing = states.missing
-        body = {"status": ("degraded" if missing else "ok") if ready else "unavailable"}
-        body["detail"] = "; ".join((detail, *(each for each in missing if each not in detail)))
+        body = {
+            "status": ("degraded" if missing else "ok") if ready else "unavailable",
+            "detail": "; ".join((detail, *(each for each in missing if each not in detail))),
+            "takes_requests": serving,  # while a worker is started again they wait for it
+        }
         status = 200 if ready else 503
         if ready and asks_deep(scope["query_string"]):
             await self._probe.ask()
