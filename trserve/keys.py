@@ -65,6 +65,17 @@ def read_admin_key(given: str, api_keys: Iterable[str]) -> str | None:
     return key
 
 
+def check_lines(keys: Sequence[str], source: str) -> None:
+    """Raises ConfigError for a key that a line of a file of keys does not hold as it is."""
+    for number, key in enumerate(keys, 1):
+        if key.startswith(("#", "@")):
+            raise ConfigError(
+                f"{source}: key {number} begins with {key[0]}, and --executor ray gives replicas "
+                "their keys in files, where # begins a comment and @ a file's name; take another "
+                "(`trserve keys new`)"
+            )
+
+
 def _expand(text: str, source: str) -> list[str]:
     """``text``, or the lines of the file that it names; blank lines and comments are left out."""
     text = text.strip()

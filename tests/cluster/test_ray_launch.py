@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from trserve.cluster import ray_launch
 from trserve.cluster.parts import Part
 from trserve.cluster.ray_launch import Cluster, Replica
 from trserve.config import config_from_flags
-from trserve.errors import EXIT_UNAVAILABLE, EXIT_WORKER_LOST
+from trserve.errors import EXIT_UNAVAILABLE, EXIT_WORKER_LOST, ConfigError
 from trserve.keys import digest
 
 RAY = SimpleNamespace(exceptions=SimpleNamespace(RayError=KeyError))
@@ -100,6 +101,30 @@ def test_keys_are_read_once_and_passed_on(monkeypatch: pytest.MonkeyPatch) -> No
     assert config.endpoint.api_key == ("sk-one", "sk-two")
     assert config.endpoint.admin_key == "sk-admin"
     assert endpoint.api_keys == (digest("sk-one"), digest("sk-two"))
+
+
+def test_a_key_that_a_file_does_not_hold_as_it_is_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas would take the one for a comment; the other would be read as the name of a file."""
+    file = tmp_path / "keys"
+    file.write_text("sk-one\n@secret\n")
+    admins = tmp_path / "admin"
+    admins.write_text("@secret\n")
+    monkeypatch.setenv("TRSERVE_API_KEY", "sk-one,#secret")
+    given: dict[str, dict[str, object]] = {
+        "TRSERVE_API_KEY: key 2 begins with #": {},  # which forgets it
+        "--api-key: key 1 begins with #": {"api_key": ("#secret",)},
+        "--api-key: key 2 begins with @": {"api_key": (f"@{file}",)},
+        "--admin-key: key 1 begins with #": {"admin_key": "#secret"},
+        "--admin-key: key 1 begins with @": {"admin_key": f"@{admins}"},
+    }
+    for said, flags in given.items():
+        with pytest.raises(ConfigError) as refused:
+            ray_launch._with_keys(config_from_flags({"executor": "ray", **flags}))
+        assert said in str(refused.value) and "secret" not in str(refused.value)
+    config, _ = ray_launch._with_keys(config_from_flags({"executor": "ray", "api_key": ("x#@",)}))
+    assert config.endpoint.api_key == ("x#@",)
 
 
 def test_an_actor_that_is_only_late_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

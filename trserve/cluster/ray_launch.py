@@ -23,7 +23,13 @@ from trserve.config import LaunchConfig
 from trserve.endpoint_plan import EndpointPlan, cautions, plan_endpoint
 from trserve.errors import EXIT_UNAVAILABLE, EXIT_WORKER_LOST, ModelUnavailableError
 from trserve.front import listen
-from trserve.keys import read_admin_key, read_api_keys
+from trserve.keys import (
+    ADMIN_VARIABLE,
+    API_VARIABLE,
+    check_lines,
+    read_admin_key,
+    read_api_keys,
+)
 
 if TYPE_CHECKING:
     from trserve.cluster.front_server import FrontServer
@@ -55,7 +61,9 @@ def _with_keys(config: LaunchConfig) -> tuple[LaunchConfig, EndpointPlan]:
     """``config`` with the texts of its keys, which the replicas need; and what is kept of them."""
     given = config.endpoint
     keys = read_api_keys(given.api_key)
+    check_lines(keys, "--api-key" if given.api_key else API_VARIABLE)
     admin = read_admin_key(given.admin_key, keys) or ""
+    check_lines([admin], "--admin-key" if given.admin_key else ADMIN_VARIABLE)
     known = replace(given, api_key=tuple(keys), admin_key=admin)
     endpoint = plan_endpoint(known)
     for caution in cautions(given, endpoint):
