@@ -21,9 +21,7 @@ class _Groups:
 
     def collect(self) -> Iterator[Metric]:
         """The families, made from what is known now."""
-        up = GaugeMetricFamily(
-            "trserve_group_ready", "Whether it takes requests.", labels=["group"]
-        )
+        up = GaugeMetricFamily("trserve_group_ready", "Whether all of it serves.", labels=["group"])
         load = GaugeMetricFamily(
             "trserve_group_requests_in_flight", "Requests that it has to do.", labels=["group"]
         )

@@ -68,6 +68,7 @@ class FrontServer:
         self.groups = Groups(count, self._session, affinity.forget)
         self.app = Forwarding(self.groups, affinity, self._session, key, endpoint)
         self._listener = listener
+        self._timeouts = Timeouts(endpoint.header_timeout_s, endpoint.body_timeout_s)
         self._state = ServerState()
         self._state.default_headers = []
         self.signals: asyncio.Queue[int] = asyncio.Queue()
@@ -104,7 +105,9 @@ class FrontServer:
 
     async def _drain(self, number: int, drain_s: float) -> int:
         """Let what is open end; a second signal, or the limit, cuts it."""
-        self.app.draining = True
+        self.app.drain()
+        for connection in tuple(self._state.connections):
+            connection.refuse_incomplete()  # type: ignore[union-attr]
         deadline = asyncio.get_running_loop().time() + drain_s
         while self.app.open_requests or self._state.tasks:
             if not self.signals.empty():
@@ -117,5 +120,5 @@ class FrontServer:
     def _connection(self) -> Any:
         config = connection_config(self.app, KEEP_ALIVE_S)
         return Connection(
-            config=config, server_state=self._state, app_state={}, timeouts=Timeouts()
+            config=config, server_state=self._state, app_state={}, timeouts=self._timeouts
         )

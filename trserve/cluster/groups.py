@@ -26,8 +26,10 @@ class Group:
 
     Attributes:
         url: ``http://HOST:PORT``; empty while it is nowhere.
-        ready: whether it takes requests.
-        detail: why not.
+        ready: whether all of it serves.
+        waits: whether it takes requests although it is not ready: they wait in it, as for a worker
+            that is started again.
+        detail: why it is not ready.
         in_flight: requests that it has to do of those that came through here.
         served: how many it has answered.
         losses: how often it went away.
@@ -36,15 +38,16 @@ class Group:
     index: int
     url: str = ""
     ready: bool = False
+    waits: bool = False
     detail: str = "not started yet"
     in_flight: int = 0
     served: int = 0
     losses: int = 0
 
     @property
-    def load(self) -> int | None:
-        """What it has to do; None while it takes nothing."""
-        return self.in_flight if self.ready else None
+    def is_there(self) -> bool:
+        """Whether it takes requests."""
+        return self.ready or self.waits
 
 
 class Groups:
@@ -75,16 +78,26 @@ class Groups:
             if group.url:
                 self.lose(group, detail)
             group.url = url
-        if not group.ready:
+        if not group.is_there:
             group.detail = detail
+
+    @property
+    def there(self) -> list[Group]:
+        """Those that take requests."""
+        return [group for group in self.all if group.is_there]
+
+    @property
+    def best(self) -> list[Group]:
+        """Those that a request is for: the ready ones, else those in which it can wait."""
+        return [group for group in self.all if group.ready] or self.there
 
     def lose(self, group: Group, detail: str) -> None:
         """It does not answer any more."""
-        if group.ready:
+        if group.is_there:
             group.losses += 1
             log.warning("group %d is away: %s", group.index, detail)
             self._on_loss(group.index)
-        group.ready, group.detail = False, detail
+        group.ready, group.waits, group.detail = False, False, detail
 
     async def watch(self) -> None:
         """Ask them all, until this is cancelled."""
@@ -105,27 +118,37 @@ class Groups:
             async with self._session.get(f"{url}/readyz", timeout=timeout) as reply:
                 body = await reply.json(content_type=None)
                 ready, detail = reply.status == 200, str(body.get("detail", reply.status))
+                takes = ready or (reply.status == 503 and body.get("takes_requests") is True)
         except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError) as error:
-            ready, detail = False, repr(error)
+            ready, takes, detail = False, False, repr(error)
         if group.url != url:
             return  # it moved meanwhile
-        if not ready:
+        if not takes:
             self.lose(group, detail)
-        elif not group.ready and group.index not in self._returning:
+        elif group.is_there:
+            self._show(group, detail, ready=ready)
+        elif group.index not in self._returning:
             # By itself: one that takes long to come back keeps nobody from being asked.
-            task = asyncio.create_task(self._come_back(group, url, detail))
+            task = asyncio.create_task(self._come_back(group, url, detail, ready=ready))
             self._returning[group.index] = task
             task.add_done_callback(lambda _: self._returning.pop(group.index))
 
-    async def _come_back(self, group: Group, url: str, detail: str) -> None:
+    def _show(self, group: Group, detail: str, *, ready: bool) -> None:
+        """It is there, and ready or not; what it was told and what it has cached, it still has."""
+        if ready and not group.ready:
+            log.info("group %d is ready at %s", group.index, group.url)
+        elif not ready and not group.waits:
+            log.warning("requests wait in group %d: %s", group.index, detail)
+        group.ready, group.waits, group.detail = ready, not ready, detail
+
+    async def _come_back(self, group: Group, url: str, detail: str, *, ready: bool) -> None:
         try:
             serves = await self.on_return(group)
         except Exception:
             log.exception("group %d cannot be made ready", group.index)
             return
         if serves and group.url == url:
-            log.info("group %d is ready at %s", group.index, url)
-            group.ready, group.detail = True, detail
+            self._show(group, detail, ready=ready)
             self.changed.set()
 
 
