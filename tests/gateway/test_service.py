@@ -17,6 +17,7 @@ from trserve.gateway.dispatcher import Job
 from trserve.gateway.prompts import Prompt
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.service import Service, choice_seed
+from trserve.gateway.tokenizer import Tokenizer
 from trserve.params import RequestParams, decode_params
 
 TAU = {"name": "tau", "help": "", "default": 0.03, "minimum": 0.0, "maximum": 1.0}
@@ -87,6 +88,30 @@ def test_a_long_prompt_is_refused_with_the_counts(service: Service) -> None:
     with pytest.raises(RequestError, match=r"70 tokens.*64") as refused:
         prepare(service, completion(prompts=[[1] * 70]))
     assert refused.value.code == "context_length_exceeded"
+
+
+def test_a_text_with_no_room_by_far_is_not_encoded_as_a_whole(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    with pytest.raises(RequestError, match=r"more than 64 tokens.*64") as refused:
+        prepare(service, completion(prompts=["many words " * 2**17]))
+    assert refused.value.code == "context_length_exceeded"
+    assert sum(encoded) < 2**16
+
+
+def test_a_long_text_of_few_tokens_is_a_prompt(service: Service) -> None:
+    text = max(service.tokenizer.token_bytes() or [], key=len).decode() * 40
+    assert len(text) > 4 * service.max_prompt_and_output
+    job = prepare(service, completion(prompts=[text]))
+    assert len(job.prompt_ids) < service.max_prompt_and_output
 
 
 def test_a_chat_that_is_too_long_names_its_messages(service: Service) -> None:

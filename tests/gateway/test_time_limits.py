@@ -13,6 +13,7 @@ import pytest
 from tests.gateway.test_http import Gateway, play, request
 from tests.gateway.test_metrics import LEAVES, Front, run
 from trserve.errors import RequestError
+from trserve.gateway import overdue
 from trserve.gateway.requests import parse_completion
 from trserve.ipc.baton import Finish, SlotState
 
@@ -82,6 +83,69 @@ def test_time_in_the_queue_counts(tmp_path: Path) -> None:
         assert (await waiting) is not None
 
     run(story, tmp_path, slots=1)
+
+
+@pytest.mark.parametrize("begun", [0, 3])
+def test_it_ends_though_its_holder_does_nothing(
+    tmp_path: Path, begun: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder's process is starting, say."""
+    monkeypatch.setattr(overdue, "GRACE_S", 0.1)
+
+    async def story(f: Front) -> None:
+        late = await f.submit(max_tokens=40, timeout_s=0.2)
+        other = await f.submit(max_tokens=40, timeout_s=600.0)
+        f.work(begun)
+        await asyncio.sleep(0.25)
+        assert not late.ended, "its holder may still do it"
+        await asyncio.sleep(0.1)
+        assert (late.ended, late.finish_reason, late.end_reason) == (True, "abort", "abort")
+        assert late.usage()["completion_tokens"] == begun
+        assert (other.ended, f.dispatcher.num_closing) == (False, 1)
+        f.work(45)
+        assert other.finish_reason == "length"
+        f.w.check_nothing_held()
+
+    run(story, tmp_path)
+
+
+def test_an_abort_ends_it_though_its_holder_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overdue, "GRACE_S", 0.1)
+
+    async def story(f: Front) -> None:
+        unwanted = await f.submit(max_tokens=40)
+        f.work(2)
+        f.dispatcher.abort(unwanted)
+        assert not unwanted.ended
+        await asyncio.sleep(0.2)
+        assert unwanted.finish_reason == "abort"
+        assert unwanted.usage()["completion_tokens"] == 2
+        f.work(3)
+        f.w.check_nothing_held()
+
+    run(story, tmp_path)
+
+
+def test_a_client_that_reads_slowly_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overdue, "GRACE_S", 0.05)
+
+    async def story(f: Front) -> None:
+        late = await f.submit(max_tokens=40, timeout_s=0.05)
+        f.work(2)
+        late._sink.paused = True
+        await asyncio.sleep(0.2)
+        assert not late.ended
+        late._sink.paused = False
+        await asyncio.sleep(0.1)
+        assert late.finish_reason == "abort"
+        f.work(3)
+        f.w.check_nothing_held()
+
+    run(story, tmp_path)
 
 
 @pytest.mark.parametrize("stream", [False, True])

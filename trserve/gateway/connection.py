@@ -247,6 +247,9 @@ class Connection(HttpToolsProtocol):
         if self._body_bytes >= LEAST_BODY_BYTES or self.flow.read_paused or self.pipeline:
             self._watch_body()
             return
+        if self.cycle.response_complete:
+            self.transport.close()  # it was refused before its body was here
+            return
         if self.visit is not None and not self.cycle.response_started:
             self.visit.status = HTTPStatus.REQUEST_TIMEOUT
         self._refuse(_LATE_BODY)

@@ -2,16 +2,13 @@
 
 One callback serves all streams: a ring of the gateway's bell means that some baton words changed,
 and one comparison of all of them with those last seen says which. No task is woken for a token.
-Knows no HTTP and no JSON. Back-pressure exists once, here: requests beyond the slots wait in one
-bounded queue, and beyond that are refused.
+Who waits for a slot is ``slot_queue``'s matter. Knows no HTTP and no JSON.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
@@ -19,8 +16,9 @@ import msgspec
 import numpy as np
 
 from trserve.errors import RequestError
-from trserve.gateway.answer import TIMED_OUT
 from trserve.gateway.generation import Generation
+from trserve.gateway.overdue import Overdue
+from trserve.gateway.slot_queue import MAX_WAITING, SlotQueue
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.gateway.tracing import GatewayTrace
 from trserve.ipc.baton import LENGTH_SHIFT
@@ -29,8 +27,6 @@ from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
 
 log = logging.getLogger(__name__)
-MAX_WAITING: Final = 1024
-_RETRY_AFTER_S: Final = 1
 FEW_STREAMS: Final = 8
 """Up to so many are looked at one by one: cheaper than vector operations over all slots."""
 
@@ -87,14 +83,13 @@ class Dispatcher:
         self._slots = slots
         self._bell = bell
         self._place = place
-        self._max_waiting = max_waiting
+        self._queue = SlotQueue(slots, max_waiting)
+        self._overdue = Overdue(self._cut)
         self._seen = slab.baton_vector.copy()
         self._row_tokens = slab.layout.row_tokens
         self._tokens, self._sources = slab.tokens.reshape(-1), slab.source.reshape(-1)
         self._live: dict[int, Generation] = {}
         self._trace = GatewayTrace(slab)
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._granted = 0
         self.on_idle: Callable[[], None] | None = None
 
     @property
@@ -110,7 +105,7 @@ class Dispatcher:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a slot."""
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def num_closing(self) -> int:
@@ -132,19 +127,20 @@ class Dispatcher:
 
         Raises:
             RequestError: 429, too many wait already; 504, its time was over before it had a
-                slot; or a job is refused, and with it all.
+                slot; what :meth:`fail_all` said; or a job is refused, and with it all.
             asyncio.CancelledError: the caller gave up waiting.
         """
-        if not self._has_room(len(jobs)):
-            await self._turn_in_time(len(jobs), jobs[0].deadline_ns)
+        await self._queue.turn(len(jobs), jobs[0].deadline_ns)
         now = time.monotonic_ns()
         slots = self._publish(jobs)
         generations = [job.start(slot) for job, slot in zip(jobs, slots, strict=True)]
         for job, slot in zip(jobs, slots, strict=True):
             self._trace.published(slot, len(job.prompt_ids), now)
         # All are started before the first is served: they may share a response.
-        for generation in generations:
+        for job, generation in zip(jobs, generations, strict=True):
             self._live[generation.slot.index] = generation
+            if job.deadline_ns:
+                self._overdue.from_then(generation, job.deadline_ns)
         for generation in generations:
             # The worker may have been faster than this line.
             self._catch_up(generation)
@@ -170,67 +166,9 @@ class Dispatcher:
                 self._slots.cancel(slot)
                 self._slots.release(slot)
             # The slots are still free, and nothing else would tell whoever waits for them.
-            self._admit_waiting()
+            self._queue.admit()
             raise
         return slots
-
-    def _has_room(self, slots: int) -> bool:
-        """Whether as many are free, and nobody has waited longer for them."""
-        return not self._waiting and self._slots.num_free - self._granted >= slots
-
-    async def _turn_in_time(self, slots: int, deadline_ns: int) -> None:
-        """:meth:`_turn`, but not beyond the deadline; the worker ends what has a slot."""
-        if not deadline_ns:
-            return await self._turn(slots)
-        try:
-            async with asyncio.timeout((deadline_ns - time.monotonic_ns()) / 1e9):
-                await self._turn(slots)
-        except TimeoutError:
-            raise RequestError(
-                "trserve.timeout_s was over before the server had room for the request; allow "
-                "more time, or try again later",
-                status=504,
-                param="trserve.timeout_s",
-                code=TIMED_OUT,
-            ) from None
-
-    async def _turn(self, slots: int) -> None:
-        """Return when ``slots`` are free for the caller, who takes them before it awaits again."""
-        if self._has_room(slots):
-            return
-        if len(self._waiting) >= self._max_waiting:
-            raise RequestError(
-                f"{len(self._waiting)} requests are waiting already; try again later",
-                status=429,
-                code="queue_full",
-                retry_after=_RETRY_AFTER_S,
-            )
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((turn, slots))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if (turn, slots) in self._waiting:
-                self._waiting.remove((turn, slots))
-            elif turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._granted -= slots
-            # Whoever stands behind may need fewer slots than the one that left.
-            self._admit_waiting()
-            raise
-        self._granted -= slots
-
-    def _admit_waiting(self) -> None:
-        """Grant the slots that are free and not granted yet to those who wait longest."""
-        while self._waiting:
-            turn, slots = self._waiting[0]
-            if turn.done():
-                self._waiting.popleft()
-            elif self._slots.num_free - self._granted >= slots:
-                self._waiting.popleft()
-                turn.set_result(None)
-                self._granted += slots
-            else:
-                return
 
     # -- the doorbell ------------------------------------------------------------------------
 
@@ -304,6 +242,7 @@ class Dispatcher:
         if not generation.ended or self._live.get(slot.index) is not generation:
             return
         del self._live[slot.index]
+        self._overdue.forget(generation)
         self._trace.answered(slot, generation.end_reason)
         # After a stop string, or a client that left, whoever has the baton does not know yet.
         self._slots.cancel(slot)
@@ -311,12 +250,12 @@ class Dispatcher:
 
     def _collect(self) -> None:
         if self._slots.num_closing and self._slots.collect():
-            self._admit_waiting()
+            self._queue.admit()
         self.check_idle()
 
     def check_idle(self) -> None:
         """Call ``on_idle``, if there is one, when no request is open."""
-        if self.on_idle is not None and not (self._live or self._waiting):
+        if self.on_idle is not None and not (self._live or len(self._queue)):
             self.on_idle()
 
     # -- the end -----------------------------------------------------------------------------
@@ -332,13 +271,23 @@ class Dispatcher:
         if self._live.get(generation.slot.index) is generation:
             generation.ask_abort()
             self._slots.cancel(generation.slot)
+            self._overdue.from_then(generation, time.monotonic_ns())
+
+    def _cut(self, generation: Generation) -> None:
+        """It should have ended, and whoever has the baton did not end it."""
+        if self._live.get(generation.slot.index) is not generation:
+            return
+        word = self._slab.baton[generation.slot.index]
+        load_fence()
+        generation.cut(word)
+        if not generation.ended:  # its client reads too slowly to be told
+            self._overdue.from_then(generation, time.monotonic_ns())
+        self._settle(generation)
+        self._collect()
 
     def fail_all(self, error: RequestError) -> None:
-        """End every request with ``error``."""
-        for turn, _ in tuple(self._waiting):
-            if not turn.done():
-                turn.set_exception(error)
-        self._waiting.clear()
+        """End every request with ``error``, also one that is still on its way here."""
+        self._queue.close(error)
         for generation in tuple(self._live.values()):
             generation.fail(error)
             self._settle(generation)

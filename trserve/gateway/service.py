@@ -119,7 +119,8 @@ class Service:
         router = self._router_params(request.router_params)
         self.metrics.threshold_overrides["request"] += bool(router)
         jobs: list[Job] = []
-        for prompt in read_prompts(request, self.tokenizer, self.plan.tokenizer_size):
+        context = self._context(placement)
+        for prompt in read_prompts(request, self.tokenizer, self.plan.tokenizer_size, context):
             seed = new_seed() if request.seed is None else request.seed
             reasons = self._tells_reasoning(request)
             ends = self.plan.eos_token_ids
@@ -161,7 +162,9 @@ class Service:
         grammar: bytes,
     ) -> Job:
         length = len(prompt.ids)
-        limit = self._limit(request, length, placement)
+        limit = self._context(placement)
+        if request.max_tokens is not None:
+            limit = min(limit, length + request.max_tokens)
         params = RequestParams(
             sampling=self._sampling(request, choice_seed(seed, choice), limit - length),
             router=router,
@@ -263,21 +266,11 @@ class Service:
             raise RequestError(problem, param="trserve.router")
         return values
 
-    def _limit(self, request: GenerationRequest, prompt_tokens: int, placement: Placement) -> int:
-        """The longest that the row may get: what every model that it may visit can hold."""
-        context = self.max_prompt_and_output
+    def _context(self, placement: Placement) -> int:
+        """The longest that a row may get: what every model that it may visit can hold."""
         if placement.pinned:
-            context = self.plan.models[placement.entry].max_model_len
-        if prompt_tokens >= context:
-            raise RequestError(
-                f"the prompt has {prompt_tokens} tokens; the context length is {context} tokens, "
-                "prompt and answer together: shorten the prompt",
-                param="messages" if request.kind == "chat" else "prompt",
-                code="context_length_exceeded",
-            )
-        if request.max_tokens is None:
-            return context
-        return min(context, prompt_tokens + request.max_tokens)
+            return self.plan.models[placement.entry].max_model_len
+        return self.max_prompt_and_output
 
     def _sampling(self, request: GenerationRequest, seed: int, max_tokens: int) -> SamplingParams:
         self._check_known("stop_token_ids", request.stop_token_ids)

@@ -18,7 +18,9 @@ from trserve.gateway.service import Service
 
 Read = Callable[[Receive], Awaitable[bytes]]
 MAX_TEXTS: Final = 4096
-MAX_CHARS: Final = 4 * 2**20
+MAX_CHARS: Final = 2**20
+"""To encode a text takes some 200 bytes a character at once."""
+
 MAX_IDS: Final = 2**20
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
