@@ -108,6 +108,12 @@ def test_a_body_that_does_not_come_is_waited_for_so_long(folder: Path, drops: in
     assert "body" in envelope(answer)["message"]
 
 
+def test_what_is_refused_before_its_body_is_here_is_answered_once(folder: Path) -> None:
+    endpoint = EndpointPlan(log_requests=False, api_keys=(digest("one"),))
+    answer = say([request(length=9999)], timeouts=QUICK, endpoint=endpoint)(folder)
+    assert statuses(answer) == [401]
+
+
 def test_a_body_that_keeps_coming_may_take_longer(folder: Path) -> None:
     async def story(g: Gateway) -> None:
         reader, writer = await g.connect()

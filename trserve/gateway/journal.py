@@ -18,6 +18,7 @@ from typing import Any, Final
 import orjson
 
 from trserve.gateway.access import METRICS, PROBES
+from trserve.gateway.log_stream import LogStream
 from trserve.gateway.page_routes import PATHS
 from trserve.gateway.visit import CLIENT_LEFT, Visit
 
@@ -54,6 +55,13 @@ def use_format(name: str) -> None:
     if name == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())
+        if isinstance(sys.stderr, LogStream):
+            sys.stderr.note = _left_out
+
+
+def _left_out(lines: int) -> str:
+    head = {"ts": _timestamp(time.time()), "level": "warning", "process": "gateway"}
+    return orjson.dumps({**head, "event": "left_out", "lines": lines}).decode() + "\n"
 
 
 class Journal:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from trserve import __version__
 from trserve.errors import RequestError, StartupError
+from trserve.gateway.log_stream import LogStream
 from trserve.ipc.child import (
     ChildArguments,
     begin_child,
@@ -278,6 +279,8 @@ async def _serve(arguments: ChildArguments, control: ControlClient) -> None:
 def main() -> int:
     """Load, serve, leave; returns the exit code."""
     arguments = parse_child_arguments()
+    if sys.stderr is not None:  # where it is closed, its number may be another file's
+        sys.stderr = LogStream(sys.stderr.fileno())
     # SIGTERM, not SIGKILL, when the launcher dies: somebody must remove its directory.
     signal.signal(signal.SIGTERM, lambda *_: _on_sigterm(arguments))
     begin_child(arguments, parent_death=signal.SIGTERM)
