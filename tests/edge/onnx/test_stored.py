@@ -64,8 +64,12 @@ def test_a_rest_of_an_export_is_replaced(cache, tmp_path):
     directory = stored.stored_path(model, int8=False)
     directory.mkdir(parents=True)
     (directory / "weights.data").write_bytes(b"half")
+    killed = directory.with_name(f".export-{directory.name}")  # its process had no time to clear up
+    killed.mkdir()
+    (killed / "weights.data").write_bytes(b"half")
     assert stored.exported(model, int8=False) == directory
     assert is_onnx_model(directory)
+    assert not list(directory.parent.glob(".export-*"))
 
 
 def test_no_room_is_said(cache, tmp_path):

@@ -27,7 +27,10 @@ def export_onnx(name: str, out: Path, *, int8: bool) -> Iterator[str]:
         raise ConfigError(f"--model {name}: is an export already; name the model it was made from")
     check_exportable(model.spec, model.name)
     if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"--out {out}: is not empty; name a new directory")
+        raise ConfigError(
+            f"--out {out}: is not empty; name a new directory, or remove this one if it is of an "
+            "export that was ended"
+        )
     out.mkdir(parents=True, exist_ok=True)
 
     from trserve.edge.onnx.export import export

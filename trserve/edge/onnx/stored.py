@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,13 +117,17 @@ def _export(
 ) -> None:
     from trserve.edge.onnx.export import export
 
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".export-") as folder:
-        made = Path(folder) / "model"
-        made.mkdir()
+    # One name for each export, which the lock makes ours: what is there is one that was killed.
+    made = directory.with_name(f".export-{directory.name}")
+    for rest in (made, directory):
+        if rest.exists():
+            shutil.rmtree(rest)
+    made.mkdir()
+    try:
         difference = export(
             model, made, int8=int8, load_format=load_format, threads=threads, progress=progress
         )
-        if directory.exists():  # a rest of one that was not finished
-            shutil.rmtree(directory)
         made.rename(directory)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
     log.info("%s: exported to %s; from torch: %s", model.name, directory, difference)
