@@ -12,12 +12,16 @@ from typing import Final
 from trserve.config_option import option
 from trserve.config_values import (
     parse_buckets,
+    parse_bytes,
     parse_compat,
     parse_keys,
     parse_names,
     parse_origins,
 )
 from trserve.errors import ConfigError
+
+MAX_BODY_BYTES: Final = 8 * 2**20
+"""To read JSON takes up to 23 times its length, and holds up every stream meanwhile."""
 
 LOG_FORMATS: Final = ("text", "json")
 REASONING_PARSERS: Final = ("auto", "none", "qwen3", "deepseek-r1", "deepseek_r1")
@@ -70,6 +74,12 @@ class EndpointConfig:
     )
     body_timeout_s: float = option(
         15.0, "Seconds in which 16 KiB more of a body, or its end, must be here, 0: no limit (408)."
+    )
+    max_body_bytes: int = option(
+        MAX_BODY_BYTES,
+        "Longest body of a request, e.g. 32m; more is refused (413).",
+        parse=parse_bytes,
+        metavar="BYTES",
     )
     chat_template: str = option(
         "",

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from trserve.config_endpoint import EndpointConfig
+from trserve.config_endpoint import MAX_BODY_BYTES, EndpointConfig
 from trserve.errors import ConfigError
 from trserve.keys import (
     ADMIN_VARIABLE,
@@ -38,6 +38,7 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int = 0
     header_timeout_s: float = 15.0
     body_timeout_s: float = 15.0
+    max_body_bytes: int = MAX_BODY_BYTES
     sse_keep_alive_s: float = 0.0
     incremental_streaming_output: bool = False
     reasoning_parser: str = "auto"
@@ -70,6 +71,7 @@ def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
         tokens_per_minute=config.tokens_per_minute,
         header_timeout_s=config.header_timeout_s,
         body_timeout_s=config.body_timeout_s,
+        max_body_bytes=config.max_body_bytes,
         sse_keep_alive_s=config.sse_keep_alive_s,
         incremental_streaming_output=config.incremental_streaming_output,
         reasoning_parser=config.reasoning_parser,

@@ -150,6 +150,41 @@ def test_a_long_answer_is_no_slow_request(folder: Path) -> None:
 # -- large, and wrong ---------------------------------------------------------------------------
 
 
+LARGE = EndpointPlan(log_requests=False, max_body_bytes=2000)
+
+
+def test_a_body_that_says_it_is_too_long_is_refused_before_it_comes(folder: Path) -> None:
+    answer = say([request(length=2001)], endpoint=LARGE)(folder)
+    assert statuses(answer) == [413]
+    error = envelope(answer)
+    assert error["code"] == "body_too_large"
+    assert "2000 bytes" in error["message"] and "--max-body-bytes" in error["message"]
+
+
+def test_a_body_that_does_not_say_how_long_it_is_is_cut_off(folder: Path) -> None:
+    head = request().split(b"\r\n\r\n")[0]
+    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-le")]
+    chunked = b"\r\n".join([*lines, b"transfer-encoding: chunked"]) + b"\r\n\r\n"
+    chunk = b"3e8\r\n" + b" " * 1000 + b"\r\n"
+    answer = say([chunked, chunk, chunk, chunk], endpoint=LARGE, timeouts=QUICK)(folder)
+    assert statuses(answer) == [413]
+
+
+def test_a_body_of_just_that_length_is_read(folder: Path) -> None:
+    empty = len(request(padding="").partition(b"\r\n\r\n")[2])
+    whole = request(padding="x" * (2000 - empty))
+
+    async def story(g: Gateway) -> None:
+        reader, writer = await g.connect()
+        writer.write(whole)
+        await g.until(lambda: g.dispatcher.num_live == 1)
+        g.work(8)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+    play(story, folder, endpoint=LARGE)
+
+
 @pytest.mark.parametrize(
     "sent",
     [

@@ -135,7 +135,9 @@ class Forwarding:
             raise RequestError("the server is shutting down", status=503, retry_after=1)
         if not scope["raw_path"].startswith(b"/"):
             raise RequestError("the request names no path", status=400)
-        body = None if self._is_strangers(visit) else await read_body(receive)
+        body = None
+        if not self._is_strangers(visit):
+            body = await read_body(receive, self._desk.max_body_bytes)
         await unless(left(receive), self._answer(scope, body, send, own))
 
     def _is_strangers(self, visit: Visit) -> bool:

@@ -226,7 +226,7 @@ class App:
 
     async def _body(self, receive: Receive) -> bytes:
         self._check_serving()
-        return await read_body(receive)
+        return await read_body(receive, self._desk.max_body_bytes)
 
     async def _generate(
         self,

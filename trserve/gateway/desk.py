@@ -1,6 +1,6 @@
 """The front desk: what happens to every request before its route is looked at, and after.
 
-Labels, keys, origins and the log. Knows no route and no body.
+Labels, keys, origins, the log and how long a body may be. Knows no route.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trserve.endpoint_plan import EndpointPlan
 from trserve.gateway.access import Access
 from trserve.gateway.cors import Cors, Header
 from trserve.gateway.journal import Journal
-from trserve.gateway.replies import Receive, Scope, Send
+from trserve.gateway.replies import Receive, Scope, Send, too_large
 from trserve.gateway.visit import Visit
 
 _WANTED_HEADERS: Final = b"access-control-request-headers"
@@ -21,6 +21,9 @@ _DEFAULTS: Final = EndpointPlan(log_requests=False)
 
 class Desk:
     """One for an endpoint.
+
+    Attributes:
+        max_body_bytes: of a request's body.
 
     Args:
         plan: its keys, limits, origins and log.
@@ -37,6 +40,7 @@ class Desk:
     ) -> None:
         self._spans = spans
         self._access = Access(plan)
+        self.max_body_bytes = plan.max_body_bytes
         self._cors = Cors(plan.allowed_origins)
         self._labels = labels
         self._journal = journal or Journal(
@@ -50,12 +54,14 @@ class Desk:
         return visit, visit.sender(send, [*self._labels, *self._cors.headers(visit.origin)])
 
     def check(self, visit: Visit) -> None:
-        """Whether it may ask that. Raises RequestError (401, 403)."""
+        """Whether it may ask that. Raises RequestError (401, 403, 413)."""
         scope = visit.scope
         if scope["method"] != "OPTIONS":  # a browser sends no key with it
             visit.account = self._access.check(
                 scope["path"], scope["query_string"], visit.authorizations
             )
+        if visit.body_bytes > self.max_body_bytes:
+            raise too_large(self.max_body_bytes)
 
     async def preflight(
         self, methods: Collection[str], scope: Scope, receive: Receive, send: Send

@@ -1,6 +1,6 @@
 """Whole HTTP messages over ASGI: a body read to its end, a reply in one piece, an error.
 
-Knows the limit on bodies and the error envelope; nothing of routes or of what is said.
+Knows the error envelope; nothing of routes or of what is said.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_BODY_BYTES: Final = 32 * 2**20
 JSON: Final = (b"content-type", b"application/json")
 
 
-async def read_body(receive: Receive) -> bytes:
-    """The whole body. Raises RequestError if it is too large or the client leaves within it."""
+async def read_body(receive: Receive, most: int) -> bytes:
+    """The whole body, of ``most`` bytes at most.
+
+    Raises RequestError if it has more, or the client leaves within it.
+    """
     message = await receive()
     body: bytes = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body", False):
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
+        if len(body) > most:
+            raise too_large(most)
         return body
     parts: list[bytes] = []
     size = 0
@@ -36,15 +38,21 @@ async def read_body(receive: Receive) -> bytes:
             raise RequestError("the client left before its request was complete", status=400)
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise _too_large()
+        if size > most:
+            raise too_large(most)
         if not message.get("more_body", False):
             return b"".join(parts)
         message = await receive()
 
 
-def _too_large() -> RequestError:
-    return RequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
+def too_large(most: int) -> RequestError:
+    """What is said of a body of more than ``most`` bytes."""
+    return RequestError(
+        f"the body has more than {most} bytes: send less, or start the server with a larger "
+        "--max-body-bytes",
+        status=413,
+        code="body_too_large",
+    )
 
 
 async def send_json(send: Send, status: int, body: bytes) -> None:

@@ -34,6 +34,7 @@ _ROUTER: Final = "router"
 _THRESHOLD: Final = "batch_threshold"
 
 _MOST_ROWS: Final = 4
+_MAX_BYTES: Final = 2**20
 
 Rows = dict[str, list[int]]
 
@@ -91,7 +92,7 @@ class RoutingAdmin:
         await send_json(send, 200, orjson.dumps(self._body(state)))
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
-        change = self._checked(await read_body(receive))
+        change = self._checked(await read_body(receive, _MAX_BYTES))
         visit = scope["state"]["connection"].visit
         who = "nobody" if visit.account is None else visit.account.name
         asked = f"by {who}, request {visit.request_id.decode()}"

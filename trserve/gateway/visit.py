@@ -29,6 +29,7 @@ class Visit:
     """One request.
 
     Attributes:
+        body_bytes: how long its body is by its headers; 0 where they say nothing.
         request_id: the client's own label if it is one, else a new id; never a key to anything.
         labels: headers of its response, beside those that say what is in it.
         account: whose it is, once that is known.
@@ -45,10 +46,13 @@ class Visit:
         self.scope = scope
         self.authorizations: list[bytes] = []
         self.origin: bytes | None = None
+        self.body_bytes = 0
         label: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"authorization":
                 self.authorizations.append(value)
+            elif name == b"content-length":
+                self.body_bytes = int(value)  # the parser has seen that it is a number
             elif name == b"origin":
                 self.origin = value
             elif name == b"x-request-id" and label is None and _LABEL.fullmatch(value):
