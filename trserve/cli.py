@@ -21,6 +21,7 @@ from trserve.edge.onnx.options import export_onnx_command
 from trserve.edge.options import edge_device_command
 from trserve.exits import one_line_errors
 from trserve.launch_options import TopicsCommand, launch_options, settings_of
+from trserve.launch_scripts import ForeignFlagError, translate
 from trserve.planning.options import plan_command
 from trserve.router_check.options import router_command
 from trserve.router_convert.options import convert_router_command
@@ -41,8 +42,21 @@ def _launch(**values: Any) -> None:
     sys.exit(code)
 
 
+class _LaunchCommand(TopicsCommand):
+    """A launch that understands launch scripts of other servers."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The words after the command's name."""
+        from trserve.models.aliases import ALIASES
+
+        try:
+            return super().parse_args(ctx, translate(args, ALIASES))
+        except ForeignFlagError as error:
+            raise click.UsageError(str(error), ctx) from None
+
+
 def _launch_command(name: str, *, hidden: bool = False) -> click.Command:
-    return TopicsCommand(
+    return _LaunchCommand(
         name,
         params=launch_options(),
         callback=_launch,

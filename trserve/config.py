@@ -20,6 +20,7 @@ from trserve.config_values import (
     parse_bytes,
     parse_counts,
     parse_groups,
+    parse_length,
     parse_names,
     parse_thresholds,
 )
@@ -70,6 +71,15 @@ class ModelConfig:
         0,
         "Longest row (prompt and output) in tokens.  [default: the models' own]",
         also=("--context-length",),
+        parse=parse_length,
+        metavar="TOKENS|8k|auto",
+    )
+    tokenizer: str = option(
+        "",
+        "Checkpoint whose tokenizer all models use: a path, or a hub id in the local cache.  "
+        "[default: that of the entry model]",
+        also=("--tokenizer-path",),
+        metavar="NAME",
     )
 
 
@@ -111,7 +121,7 @@ class PlacementConfig:
     tp: tuple[int, ...] = option(
         (),
         "Tensor parallel processes, one number a model.  [default: one for each GPU of the model]",
-        also=("--tensor-parallel-size",),
+        also=("--tensor-parallel-size", "--tp-size", "-tp"),
         parse=parse_counts,
         metavar="1,2",
     )
@@ -119,6 +129,11 @@ class PlacementConfig:
         MPS[0],
         "CUDA MPS for models that share a GPU: auto uses it where it can be had.",
         choices=MPS,
+    )
+    enforce_eager: bool = option(
+        False,
+        "On a GPU, launch each step operation by operation, and replay no CUDA graph.",
+        also=("--disable-cuda-graph",),
     )
     profile: str = option(
         "",
@@ -142,7 +157,9 @@ class EngineConfig:
         64, "Requests in one step of a model.", also=("--max-running-requests",)
     )
     max_num_batched_tokens: int = option(
-        2048, "Tokens in one step of a model.", also=("--chunked-prefill-size",)
+        2048,
+        "Tokens in one step of a model.",
+        also=("--chunked-prefill-size", "--max-prefill-tokens"),
     )
     max_requests: int = option(256, "Requests in the server at once; more wait in the gateway.")
     memory: int = option(

@@ -15,6 +15,7 @@ from trserve.config_values import (
     parse_bytes,
     parse_compat,
     parse_keys,
+    parse_level,
     parse_names,
     parse_origins,
 )
@@ -135,6 +136,12 @@ class EndpointConfig:
         "One line a request on standard error: sizes, times and who wrote, never a text.",
         also=("--enable-log-requests",),
         off=("--no-enable-log-requests", "--disable-log-requests"),
+    )
+    log_level: str = option(
+        "info",
+        "What is logged: debug, info, warning, error or critical, and worse. Requests are info.",
+        parse=parse_level,
+        metavar="LEVEL",
     )
     log_format: str = option(LOG_FORMATS[0], "How the gateway writes its log.", choices=LOG_FORMATS)
 

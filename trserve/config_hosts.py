@@ -46,7 +46,7 @@ class HostsConfig:
         1,
         "With --executor ray, how often the whole group of models is there; one endpoint sends "
         "each request to the replica that knows most of its prompt.",
-        also=("--data-parallel-size",),
+        also=("--data-parallel-size", "--dp-size", "-dp"),
     )
     host_groups: tuple[tuple[int, ...], ...] = option(
         (),

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 COMPATIBLE: Final = ("vllm", "sglang")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 MAX_BUCKETS: Final = 100
 _SWITCH: Final = {
     **dict.fromkeys(("true", "on", "yes", "1"), True),
@@ -63,6 +64,25 @@ def parse_bytes(text: str) -> int:
     if value <= 0:
         raise ValueError(f"{text!r} must be more than nothing")
     return value
+
+
+def parse_length(text: str) -> int:
+    """``4096``, ``8k`` (8000) or ``8K`` (8192), as vLLM reads them; ``auto`` is 0."""
+    if text.strip().lower() == "auto":
+        return 0
+    unit = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20}.get(text[-1:], 1)
+    try:
+        value = int(float(text[:-1]) * unit) if unit > 1 else int(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no number of tokens; write 8192, 8k or auto") from None
+    return value
+
+
+def parse_level(text: str) -> str:
+    """``INFO`` to ``info``."""
+    if text.lower() not in LOG_LEVELS:
+        raise ValueError(f"{text!r} is none of: {', '.join(LOG_LEVELS)}")
+    return text.lower()
 
 
 def parse_switch(text: str) -> bool:

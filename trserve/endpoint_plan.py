@@ -80,7 +80,7 @@ def plan_endpoint(config: EndpointConfig) -> EndpointPlan:
         request_buckets_s=config.request_buckets_s,
         token_buckets_s=config.token_buckets_s,
         handoff_buckets_s=config.handoff_buckets_s,
-        log_requests=config.log_requests,
+        log_requests=config.log_requests and config.log_level in ("debug", "info"),
         log_format=config.log_format,
     )
 

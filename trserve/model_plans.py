@@ -18,7 +18,7 @@ from trserve.errors import ConfigError
 from trserve.gpus.planning import Planned
 from trserve.ipc.slab import available_memory
 from trserve.kv_blocks import DTYPE_BYTES, kv_blocks
-from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
+from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model, resolve_tokenizer
 from trserve.models.division import check_divisible
 from trserve.models.fit import check_weights_fit
 from trserve.models.token_map import TokenMap
@@ -71,11 +71,23 @@ class Member(NamedTuple):
 
 def find_members(config: LaunchConfig, places: Sequence[Place]) -> list[Member]:
     """The checkpoints of the models that are here. ModelUnavailableError if one is not."""
-    load_format = cast(LoadFormat, config.model.load_format)
     return [
-        Member(place, None if place.remote else resolve_model(place.name, load_format))
+        Member(place, None if place.remote else checkpoint_of(config, place.name))
         for place in places
     ]
+
+
+def checkpoint_of(config: LaunchConfig, name: str) -> ResolvedModel:
+    """That of the model ``name``, with the tokenizer that is asked for.
+
+    Raises:
+        ModelUnavailableError: one of them is not here.
+    """
+    model = resolve_model(name, cast(LoadFormat, config.model.load_format))
+    if not config.model.tokenizer:
+        return model
+    path = resolve_tokenizer(config.model.tokenizer)
+    return replace(model, tokenizer_path=path, own_tokenizer=True)
 
 
 def with_profile(places: Sequence[Place], models: Sequence[ResolvedModel]) -> list[Member]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Final
 
 from trserve.config import LaunchConfig
 from trserve.doctor.findings import Finding, Level
@@ -21,8 +21,8 @@ from trserve.gateway.tokenizer import Tokenizer
 from trserve.gpus.plan import GPU_DEVICE
 from trserve.ipc.slab import available_memory
 from trserve.kv_blocks import DTYPE_BYTES
-from trserve.model_plans import Member, with_profile
-from trserve.models.aliases import LoadFormat, ResolvedModel, resolve_model
+from trserve.model_plans import Member, checkpoint_of, with_profile
+from trserve.models.aliases import ResolvedModel
 from trserve.places import Place, split_places
 from trserve.plan import ServerPlan, check_memory, choose_dtype, choose_router, make_plan
 from trserve.router_lib.configuration import Values
@@ -119,17 +119,16 @@ class Diagnosed:
             names = ", ".join(self.config.model.models)
             self._well("models", f"{names}, emulated: no weights are needed")
             return
-        load_format = cast(LoadFormat, self.config.model.load_format)
         for where in places:
-            self._find_model(where, load_format)
+            self._find_model(where)
 
-    def _find_model(self, where: Place, load_format: LoadFormat) -> None:
+    def _find_model(self, where: Place) -> None:
         if where.remote:
             self._members.append(Member(where, None))
             self._well("models", f"{where.name} is at another host: {where.remote}")
             return
         try:
-            self.models.append(resolve_model(where.name, load_format))
+            self.models.append(checkpoint_of(self.config, where.name))
         except StartupError as error:
             self._fault("models", error, f"--models {where.name}")
         else:

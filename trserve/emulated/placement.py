@@ -76,6 +76,7 @@ def _refuse_what_means_nothing(config: LaunchConfig) -> None:
     default, model = ModelConfig(), config.model
     given = {
         "--load-format": model.load_format != default.load_format,
+        "--tokenizer": model.tokenizer != default.tokenizer,
         "--dtype": model.dtype != default.dtype,
         "--quantization": model.quantization != default.quantization,
         "--record": config.recording.record != RecordConfig().record,
@@ -85,7 +86,8 @@ def _refuse_what_means_nothing(config: LaunchConfig) -> None:
         if is_given:
             instead = "; --kv-tokens sizes the KV cache" if flag == "--memory" else ""
             raise ConfigError(
-                f"{flag}: emulated models have no weights, hidden states or KV bytes{instead}"
+                f"{flag}: emulated models have no weights, tokenizer, hidden states or KV "
+                f"bytes{instead}"
             )
 
 

@@ -7,6 +7,7 @@ control socket after the child has said hello.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -20,6 +21,9 @@ from trserve.ipc.process import die_with_parent
 
 log = logging.getLogger(__name__)
 PLAN_TIMEOUT_S: Final = 30.0
+
+LOG_LEVEL_VARIABLE: Final = "TRSERVE_LOG_LEVEL"
+"""Where the launcher says what its children log, by the names of ``logging``."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,9 @@ def begin_child(
     if parent_death != signal.SIGTERM:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     name = name or ("gateway" if arguments.index < 0 else f"worker-{arguments.index}")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format=f"trserve {name}: %(message)s"
-    )
+    wanted = os.environ.get(LOG_LEVEL_VARIABLE, "").upper()
+    level = logging.getLevelNamesMapping().get(wanted, logging.INFO)
+    logging.basicConfig(level=level, stream=sys.stderr, format=f"trserve {name}: %(message)s")
 
 
 def say_hello(control: ControlClient) -> dict[str, Any]:

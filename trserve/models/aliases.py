@@ -99,6 +99,27 @@ def resolve_model(name: str, load_format: LoadFormat = "auto") -> ResolvedModel:
     )
 
 
+def resolve_tokenizer(name: str) -> Path:
+    """Where the tokenizer of ``name`` lies: a path, an alias or a hub id, whose weights none needs.
+
+    Raises:
+        ModelUnavailableError: there is none.
+    """
+    path = Path(name).expanduser()
+    if name.lower() in EMBEDDED:
+        path = demo.model_path("tiny" if name.lower() == "tiny" else "small")
+    elif not path.exists():
+        hub_id = HUB_ALIASES.get(name.lower(), name)
+        path = (_cached(hub_id) if _HUB_ID.fullmatch(hub_id) else None) or path
+    found = _tokenizer_path(path) if path.exists() else None
+    if found is None:
+        raise _unavailable(
+            f"--tokenizer {name}: there is no tokenizer.json",
+            "give the path of a checkpoint directory, a GGUF file, or a hub id in the local cache",
+        )
+    return found
+
+
 def alias_spec(alias: str) -> ModelSpec:
     """The shape of a hub alias or of ``zero-layer``, from the configuration that ships with it."""
     return read_spec(_CONFIG_DIR / f"{alias}.json")
