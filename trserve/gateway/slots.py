@@ -27,7 +27,7 @@ from trserve.ipc.baton import (
     unpack,
 )
 from trserve.ipc.extras import write_extras
-from trserve.ipc.fence import load_fence
+from trserve.ipc.fence import load_fence, store_fence
 from trserve.ipc.layout import PARAMS_BYTES, pages_for
 from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import Descriptor, Kind
@@ -158,6 +158,7 @@ class SlotTable:
         slab, slot, gen = self._slab, self._free.pop(), next(self._generations)
         length = len(prompt)
         slab.baton[slot] = _FILLING
+        store_fence()  # who sees the new use must not take the last one's end for its own
         slab.gen[slot] = gen
         slab.prompt_len[slot] = length
         slab.limit[slot] = limit
