@@ -13,11 +13,11 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Final
 
 from trserve.config_endpoint import EndpointConfig, check_endpoint
+from trserve.config_engine import EngineConfig, check_engine
 from trserve.config_hosts import HostsConfig, check_hosts
 from trserve.config_option import option
 from trserve.config_values import (
     parse_assignments,
-    parse_bytes,
     parse_counts,
     parse_groups,
     parse_length,
@@ -150,42 +150,6 @@ class PlacementConfig:
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """How much a worker takes on at once."""
-
-    max_num_seqs: int = option(
-        64, "Requests in one step of a model.", also=("--max-running-requests",)
-    )
-    max_num_batched_tokens: int = option(
-        2048,
-        "Tokens in one step of a model.",
-        also=("--chunked-prefill-size", "--max-prefill-tokens"),
-    )
-    max_requests: int = option(256, "Requests in the server at once; more wait in the gateway.")
-    memory: int = option(
-        0,
-        "KV cache of all models together, e.g. 2g.  [default: what the weights leave, a quarter "
-        "of the free memory and 4g at most]",
-        parse=parse_bytes,
-        metavar="BYTES",
-    )
-    kv_tokens: tuple[int, ...] = option(
-        (),
-        "Tokens of KV cache, one number a model.  [default: the same for all, as many as --memory "
-        "holds]",
-        parse=parse_counts,
-        metavar="65536,65536",
-        also=("--max-total-tokens",),
-    )
-    block_size: int = option(16, "Tokens in one KV block.", also=("--page-size",))
-    enable_prefix_caching: bool = option(
-        True,
-        "Keep the KV of computed prompts and answers for requests that begin alike.",
-        off=("--disable-radix-cache",),
-    )
-
-
-@dataclass(frozen=True)
 class SchedulingConfig:
     """When a model starts a step."""
 
@@ -255,7 +219,7 @@ class LaunchConfig:
     router: RouterConfig = RouterConfig()
     placement: PlacementConfig = PlacementConfig()
     hosts: HostsConfig = field(default_factory=HostsConfig)
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
     scheduling: SchedulingConfig = SchedulingConfig()
     recording: RecordConfig = RecordConfig()
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
@@ -295,22 +259,10 @@ def config_from_flags(values: Mapping[str, Any]) -> LaunchConfig:
 
 
 def _check(config: LaunchConfig) -> None:
-    engine, models = config.engine, config.model.models
-    positive = {
-        "--max-num-seqs": engine.max_num_seqs,
-        "--max-num-batched-tokens": engine.max_num_batched_tokens,
-        "--max-requests": engine.max_requests,
-        "--block-size": engine.block_size,
-        "--record-top-k": config.recording.record_top_k,
-    }
-    for flag, value in positive.items():
-        if value < 1:
-            raise ConfigError(f"{flag} {value}: must be 1 or more")
-    if engine.max_num_batched_tokens < engine.max_num_seqs:
-        raise ConfigError(
-            f"--max-num-batched-tokens {engine.max_num_batched_tokens}: must be at least "
-            f"--max-num-seqs ({engine.max_num_seqs}), one token for each request of a step"
-        )
+    models = config.model.models
+    check_engine(config.engine)
+    if config.recording.record_top_k < 1:
+        raise ConfigError(f"--record-top-k {config.recording.record_top_k}: must be 1 or more")
     if config.model.max_model_len < 0:
         raise ConfigError(f"--max-model-len {config.model.max_model_len}: must be positive")
     check_endpoint(config.endpoint)

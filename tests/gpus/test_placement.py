@@ -67,6 +67,26 @@ def test_all_share_the_first_gpu_where_they_fit():
     assert found.blocks[0] == found.blocks[1] > 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "most_gib"),
+    [
+        ({"of_total": 0.7}, 0.7 * 144),
+        ({"of_free": 0.8}, 0.8 * 120),
+        ({"of_total": 0.9, "of_free": 0.7}, 0.7 * 120),
+        ({"of_total": 1.0}, 120),  # no more than is free
+    ],
+)
+def test_models_take_the_share_that_they_may(asked, most_gib):
+    all_free, found = plan(gpus(120), memory=0), plan(gpus(120), **asked)
+    taken = memory.used(found.needs, found.blocks[0] * 16, 0)
+    assert taken <= memory.room_of(int(most_gib * GIB))
+    assert taken + 16 * sum(need.per_token for need in found.needs) > memory.room_of(
+        int(most_gib * GIB)
+    )
+    assert sum(found.gpu_plan.memory_limits) <= most_gib * GIB
+    assert (found.blocks[0] < all_free.blocks[0]) == (most_gib < 120)
+
+
 def test_they_are_spread_where_they_do_not():
     found = plan(gpus(80, 80), (model("8b"), model("32b")))
     assert found.groups == [(1,), (0,)]

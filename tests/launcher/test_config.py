@@ -18,13 +18,15 @@ from trserve.config import (
     LaunchConfig,
     config_from_flags,
     flag_name,
+)
+from trserve.config_endpoint import EndpointConfig
+from trserve.config_values import (
     parse_assignments,
+    parse_buckets,
     parse_bytes,
     parse_counts,
     parse_names,
 )
-from trserve.config_endpoint import EndpointConfig
-from trserve.config_values import parse_buckets
 from trserve.endpoint_plan import plan_endpoint
 from trserve.errors import ConfigError
 

@@ -57,6 +57,8 @@ def refused(*words: str) -> str:
         ("--enforce-eager", "placement", "enforce_eager", True),
         ("--disable-cuda-graph", "placement", "enforce_eager", True),
         ("--max-prefill-tokens 512", "engine", "max_num_batched_tokens", 512),
+        ("--gpu-memory-utilization 0.5", "engine", "gpu_memory_utilization", 0.5),
+        ("--mem-fraction-static .8", "engine", "mem_fraction_static", 0.8),
         ("--log-level WARNING", "endpoint", "log_level", "warning"),
         ("--served-model-name a b", "endpoint", "served_model_name", ("a", "b")),
         ("--api-key k1 k2 --port 0", "endpoint", "api_key", ("k1", "k2")),
@@ -92,6 +94,12 @@ def test_a_model_does_not_become_a_key(words: str) -> None:
 def test_models_are_named_once() -> None:
     assert "named twice" in refused("tiny", "--models", "small")
     assert "named twice" in refused("tiny", "--model=small")
+
+
+@pytest.mark.parametrize("flag", ["--gpu-memory-utilization", "--mem-fraction-static"])
+@pytest.mark.parametrize("share", ["1.5", "-0.1", "nan"])
+def test_a_share_is_one(flag: str, share: str) -> None:
+    assert f"{flag} {share}: must be a share" in refused(flag, share)
 
 
 def test_a_mistyped_flag_is_refused() -> None:

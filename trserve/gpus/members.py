@@ -100,6 +100,8 @@ def _wishes(config: LaunchConfig, here: Sequence[int], count: int) -> Wishes:
         tp=placement.tp,
         mps=placement.mps,
         memory=engine.memory,
+        of_total=engine.gpu_memory_utilization,
+        of_free=engine.mem_fraction_static,
         kv_tokens=engine.kv_tokens,
         block_size=engine.block_size,
         max_rows=engine.max_num_seqs,

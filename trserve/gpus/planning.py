@@ -45,6 +45,8 @@ class Wishes:
     Attributes:
         gpus, tp: one entry a model.
         memory: bytes of all KV caches together, 0 for what fits.
+        of_total, of_free: the shares of each GPU's memory, and of what is free of it, that may be
+            taken; 0 for no limit.
         kv_tokens: one number a model.
     """
 
@@ -57,6 +59,8 @@ class Wishes:
     max_rows: int
     max_tokens: int
     max_requests: int
+    of_total: float = 0.0
+    of_free: float = 0.0
 
 
 class Planned(NamedTuple):
@@ -102,6 +106,7 @@ def plan_gpus(wishes: Wishes, models: Sequence[GpuModel], gpus: Sequence[Gpu]) -
         ConfigError: a flag is wrong.
         ModelUnavailableError: the models do not fit, or a GPU takes no programs.
     """
+    gpus = [_limited(wishes, gpu) for gpu in gpus]
     groups = _groups(wishes, models, gpus)
     placement.check_gpus(gpus, {number for group in groups for number in group})
     needs = [_need(wishes, model, group) for model, group in zip(models, groups, strict=True)]
@@ -118,6 +123,16 @@ def plan_gpus(wishes: Wishes, models: Sequence[GpuModel], gpus: Sequence[Gpu]) -
     )
     blocks = [count // wishes.block_size for count in tokens]
     return Planned(groups, blocks, needs, list(gpus), gpu_plan)
+
+
+def _limited(wishes: Wishes, gpu: Gpu) -> Gpu:
+    """``gpu``, of which no more is free than may be taken."""
+    free = gpu.free
+    if wishes.of_total and gpu.memory:
+        free = min(free, int(wishes.of_total * gpu.memory))
+    if wishes.of_free:
+        free = min(free, int(wishes.of_free * gpu.free))
+    return gpu._replace(free=free)
 
 
 def _groups(wishes: Wishes, models: Sequence[GpuModel], gpus: Sequence[Gpu]) -> list[Group]:
