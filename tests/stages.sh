@@ -61,14 +61,17 @@ begin suite "GPU parts and tensor parallel" tests/models/cuda tests/workers/cuda
   tests/ipc/device tests/gpus
 suite "several hosts" tests/edge tests/cluster
 finish
-suite "published weights" tests/realmodel
-suite "golden equality" -rP tests/golden/test_golden.py
+begin suite "published weights" tests/realmodel
 suite "golden equality under pressure" -rP tests/golden/test_adverse.py
-suite "golden seeds" -rP tests/golden/test_seeds.py
-suite "engine" tests/engine
+finish
+begin suite "golden equality" -rP tests/golden/test_golden.py
 suite "golden reference" tests/golden \
   --ignore tests/golden/test_golden.py --ignore tests/golden/test_adverse.py \
   --ignore tests/golden/test_seeds.py
+finish
+begin suite "golden seeds" -rP tests/golden/test_seeds.py
+suite "engine" tests/engine
+finish
 suite "black box, a to k" tests/blackbox/test_[a-k]*.py
 suite "black box, l to z" tests/blackbox/test_[l-z]*.py
 suite "clients, page and documents" tests/clients tests/page tests/docs
