@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The test suite in stages, the time of each printed. With TRSERVE_FULL=1 counts are full and a
-# stage may take long; without, none may take more than three minutes.
+# The test suite in stages, the time of each printed. With TRSERVE_FULL=1 counts are full, a stage
+# may take long, and the others run though one has failed; without, none may take more than three
+# minutes, and the first failure is the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
@@ -16,8 +17,19 @@ stage() {
   local name=$1 began=$SECONDS
   shift
   echo "== $name"
-  timeout --kill-after=10 "$limit" "$@" || { echo "== $name failed after $((SECONDS - began)) s"; exit 1; }
-  echo "== $name: $((SECONDS - began)) s"
+  if timeout --kill-after=10 "$limit" "$@"; then
+    echo "== $name: $((SECONDS - began)) s"
+  else
+    echo "== $name failed after $((SECONDS - began)) s"
+    fail "$name"
+  fi
+}
+
+# What has failed is written down, because a stage may be in a process of its own.
+failed=$(mktemp)
+fail() {
+  echo "$1" >>"$failed"
+  [ -n "${TRSERVE_FULL:-}" ] || exit 1
 }
 
 # A test that hangs shows where, before its stage is ended.
@@ -29,7 +41,7 @@ suite() { stage "$1" "$bin/python" -m pytest "${hang[@]}" "${@:2}"; }
 # after what the other does.
 said=$(mktemp)
 beside=
-trap '[ -z "$beside" ] || kill "$beside" 2>/dev/null || true; rm -f "$said"' EXIT
+trap '[ -z "$beside" ] || kill "$beside" 2>/dev/null || true; rm -f "$said" "$failed"' EXIT
 begin() {
   "$@" >"$said" 2>&1 &
   beside=$!
@@ -79,3 +91,7 @@ suite "emulated devices and benchmarks" tests/emulated tests/bench
 suite "killed workers" tests/faults/test_worker_kills.py
 suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py
 echo "== all: $((SECONDS - total)) s"
+if [ -s "$failed" ]; then
+  echo "== failed: $(paste -sd, "$failed")"
+  exit 1
+fi

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -80,13 +81,15 @@ def test_the_present_row_can_come_first_and_the_others_come_next(live):
 
 
 def test_the_present_row_takes_less_than_all_of_them():
-    policy, took = ThresholdPolicy(2, 32), []
-    policy.update(known(0.05, 16))
-    for present_only in (True, False):
-        began = time.thread_time()
-        policy.update(known(0.6, 16), present_only=present_only)
-        took.append(time.thread_time() - began)
-    assert took[0] < 0.75 * took[1], took
+    took = {True: math.inf, False: math.inf}  # the least of a few: others use the caches too
+    for _ in range(3):
+        policy = ThresholdPolicy(2, 32)
+        policy.update(known(0.05, 16))
+        for present_only in took:
+            began = time.thread_time()
+            policy.update(known(0.6, 16), present_only=present_only)
+            took[present_only] = min(took[present_only], time.thread_time() - began)
+    assert took[True] < 0.75 * took[False], took
 
 
 @pytest.mark.parametrize(("live", "dips"), [(16, (14, 15)), (8, (7,))])
