@@ -59,15 +59,15 @@ stage format "$bin/ruff" format --check .
 suite "shared memory and launcher" tests/ipc tests/launcher tests/trace tests/test_serverproc.py \
   tests/test_pitfalls.py tests/terminal --ignore tests/ipc/device
 begin stage types env -u PYTHONPATH "$bin/mypy"  # the extras are not in every environment
-suite "scheduling" tests/sched tests/test_plan_command.py tests/solver
+suite "scheduling" tests/sched
 finish
 begin suite "models and workers" tests/models tests/workers --ignore tests/models/cuda \
   --ignore tests/workers/cuda --ignore tests/workers/tp
 suite "routers" tests/router_lib tests/router_check tests/router_convert tests/calibration \
   tests/training
 finish
-begin suite "embedded pair" tests/demo
-suite "gateway" tests/gateway
+begin suite "gateway" tests/gateway
+suite "solver and plans" tests/solver tests/test_plan_command.py
 finish
 begin suite "GPU parts and tensor parallel" tests/models/cuda tests/workers/cuda tests/workers/tp \
   tests/ipc/device tests/gpus
@@ -86,7 +86,9 @@ suite "engine" tests/engine
 finish
 suite "black box, a to k" tests/blackbox/test_[a-k]*.py
 suite "black box, l to z" tests/blackbox/test_[l-z]*.py
+begin suite "embedded pair" tests/demo
 suite "clients, page and documents" tests/clients tests/page tests/docs
+finish
 suite "emulated devices and benchmarks" tests/emulated tests/bench
 suite "killed workers" tests/faults/test_worker_kills.py
 suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py
