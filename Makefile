@@ -17,7 +17,8 @@ $(STAMP): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard trserve/m
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "trserve needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
+	@# To compile all modules takes longer than to compile those that are imported, when they are.
+	$(BIN)/pip install --quiet --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 serve: $(STAMP)

@@ -16,7 +16,7 @@ import pytest
 
 FULL = os.environ.get("TRSERVE_FULL") == "1"
 
-hypothesis.settings.register_profile("usual", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("usual", max_examples=25, deadline=None)
 hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
 hypothesis.settings.load_profile("full" if FULL else "usual")
 

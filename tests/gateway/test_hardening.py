@@ -154,7 +154,7 @@ LARGE = EndpointPlan(log_requests=False, max_body_bytes=2000)
 
 
 def test_a_body_that_says_it_is_too_long_is_refused_before_it_comes(folder: Path) -> None:
-    answer = say([request(length=2001)], endpoint=LARGE)(folder)
+    answer = say([request(length=2001)], endpoint=LARGE, timeouts=QUICK)(folder)
     assert statuses(answer) == [413]
     error = envelope(answer)
     assert error["code"] == "body_too_large"

@@ -81,8 +81,8 @@ def test_the_present_row_can_come_first_and_the_others_come_next(live):
 
 
 def test_the_present_row_takes_less_than_all_of_them():
-    took = {True: math.inf, False: math.inf}  # the least of a few: others use the caches too
-    for _ in range(3):
+    took = {True: math.inf, False: math.inf}  # the least of two: others use the caches too
+    for _ in range(2):
         policy = ThresholdPolicy(2, 32)
         policy.update(known(0.05, 16))
         for present_only in took:

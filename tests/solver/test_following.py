@@ -34,7 +34,7 @@ def check_follows(watched, begin_s, p, live):
     [
         (0.05, 0.6, 2),
         pytest.param(0.05, 0.6, 16, marks=pytest.mark.slow),
-        (0.6, 0.05, 16),
+        pytest.param(0.6, 0.05, 16, marks=pytest.mark.slow),
     ],
 )
 def test_p_jumps(watched, before, after, live):

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import FULL
 from tests.workers.fakes import (
     VOCAB,
     Worker,
@@ -102,7 +103,7 @@ def check_outcomes(
             assert found == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=40 if FULL else 12)
 @given(
     seed=st.integers(0, 2**32),
     models=st.integers(2, 3),
