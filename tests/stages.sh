@@ -90,14 +90,16 @@ finish
 begin suite "golden seeds" -rP tests/golden/test_seeds.py
 suite "engine" tests/engine
 finish
+begin suite "killed workers" tests/faults/test_worker_kills.py
 suite "black box, a to k" tests/blackbox/test_[a-k]*.py
+finish
+begin suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py
 suite "black box, l to z" tests/blackbox/test_[l-z]*.py
+finish
 begin suite "embedded pair" tests/demo
 suite "clients, page and documents" tests/clients tests/page tests/docs
 finish
 suite "emulated devices and benchmarks" tests/emulated tests/bench
-suite "killed workers" tests/faults/test_worker_kills.py
-suite "faults" tests/faults --ignore tests/faults/test_worker_kills.py
 echo "== all: $((SECONDS - total)) s"
 if [ -s "$failed" ]; then
   echo "== failed: $(paste -sd, "$failed")"
