@@ -79,4 +79,4 @@ def check_engine(engine: EngineConfig) -> None:
     }
     for flag, share in shares.items():
         if not 0 <= share <= 1:
-            raise ConfigError(f"{flag} {share:g}: must be a share of the memory, more than 0 to 1")
+            raise ConfigError(f"{flag} {share:g}: must be a share of the memory, 0 (no limit) to 1")

@@ -3,8 +3,7 @@
 Such a refusal says nothing of calls that the server has taken: while any is under way a place will
 come free, and the others wait for it, each for longer every time. Where none is, the server is busy
 for somebody else's sake, and after a few tries, or if it asks for a long pause, it counts as one
-that cannot be reached. Knows
-numbers of sessions and times; no calls.
+that cannot be reached. Knows numbers of sessions and times; no calls.
 """
 
 from __future__ import annotations

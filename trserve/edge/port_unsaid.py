@@ -42,7 +42,7 @@ class Unsaid:
         self._frames.pop(key, None)
 
     def retry(self, is_here: Callable[[bytes], bool]) -> None:
-        """Send what there is room for now. Who has gone speaks of its requests when it is back."""
+        """Send what has found room. Who has gone speaks of its requests when it is back."""
         frames, self._frames = self._frames, {}
         for key, frame in frames.items():
             if is_here(key[0]):

@@ -21,7 +21,7 @@ from trserve.gateway.overdue import Overdue
 from trserve.gateway.slot_queue import MAX_WAITING, SlotQueue
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.gateway.tracing import GatewayTrace
-from trserve.ipc.baton import LENGTH_SHIFT
+from trserve.ipc.baton import FINISH_MASK, FINISH_SHIFT, LENGTH_SHIFT, Finish
 from trserve.ipc.doorbell import silence
 from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
@@ -279,10 +279,11 @@ class Dispatcher:
             return
         word = self._slab.baton[generation.slot.index]
         load_fence()
-        generation.cut(word)
+        if not word & FINISH_MASK:
+            word |= Finish.ABORT << FINISH_SHIFT  # as the holder would have it
+        self._advance(generation, word, 0, 0)
         if not generation.ended:  # its client reads too slowly to be told
             self._overdue.from_then(generation, time.monotonic_ns())
-        self._settle(generation)
         self._collect()
 
     def fail_all(self, error: RequestError) -> None:

@@ -16,15 +16,7 @@ from trserve.gateway.model_links import ModelLinks
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
-from trserve.ipc.baton import (
-    BANK_SHIFT,
-    FINISH_MASK,
-    FINISH_SHIFT,
-    HOP_MASK,
-    LENGTH_SHIFT,
-    Finish,
-    unpack,
-)
+from trserve.ipc.baton import BANK_SHIFT, FINISH_MASK, HOP_MASK, LENGTH_SHIFT, Finish, unpack
 from trserve.ipc.extras import Extras, read_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
@@ -201,12 +193,6 @@ class Generation:
     def ask_abort(self) -> None:
         """Somebody wants it to end: an abort that comes is for this reason."""
         self._answer.abort_reason = ABORTED
-
-    def cut(self, word: int) -> None:
-        """End it after what ``word``, the slot's baton, covers, as an abort by the holder would."""
-        if not word & FINISH_MASK:
-            word |= Finish.ABORT << FINISH_SHIFT
-        self.advance(word)
 
     def abandon(self) -> None:
         """The client is gone: nothing more is given to anyone."""

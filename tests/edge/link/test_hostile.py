@@ -142,35 +142,53 @@ def test_an_answer_that_does_not_fit_changes_nothing(name: str) -> None:
         j.run(slot)
 
 
-def say_what_cannot_be(j: Joined, slot: Any) -> None:
+def impossible(j: Joined, slot: Any) -> bytes:
     """An answer to the visit under way whose tokens are said to be of the home's own model."""
     held = j.home.table.held[slot.gen]
     ids, sources = np.full(1, 5, np.int32), np.zeros(1, np.uint8)
     answer = Answer(slot.gen, held.hop, held.length, ids, sources, 0, left=(0, 0))
-    to_home(j, frames.encode_answer(answer))
+    return frames.encode_answer(answer)
+
+
+def unreadable(j: Joined, slot: Any) -> bytes:
+    """One with a token that there is not."""
+    held = j.home.table.held[slot.gen]
+    given = np.array([VOCAB], np.int32), np.ones(1, np.uint8)
+    return frames.encode_answer(Answer(slot.gen, held.hop, held.length, *given))
+
+
+KINDS = pytest.mark.parametrize("wrong", [impossible, unreadable])
+
+
+def say(j: Joined, frame: bytes) -> None:
+    """The far side answers so."""
+    to_home(j, frame)
     j.home.agent.turn(j.now)
 
 
+@KINDS
 @pytest.mark.parametrize("policy", ["wait", "degrade", "fail"])
-def test_who_answers_what_cannot_be_is_asked_again(policy: str) -> None:
+def test_who_answers_what_cannot_be_is_asked_again(policy: str, wrong: Any) -> None:
     with joined(policy=policy, router=ROUTER) as j:
         j.turns(3)
         (slot,) = submit_all(j, 1, entry=1)
         j.turn()
         for _ in range(2):
             j.network.sent.clear()
-            say_what_cannot_be(j, slot)
+            say(j, wrong(j, slot))
             assert [frame[0] for frame in j.network.sent] == [FrameType.HANDOFF]
+        assert (j.home.table.dropped, j.home.cloud.counts.bad_frames) == (2, 0)
         j.run(slot)
         check(j, [slot], entry=1)
 
 
+@KINDS
 @pytest.mark.parametrize("policy", ["wait", "degrade", "fail"])
-def test_who_answers_nothing_else_is_done_without(policy: str) -> None:
+def test_who_answers_nothing_else_is_done_without(policy: str, wrong: Any) -> None:
     with joined(policy=policy, router=ROUTER) as j:
         slot = settled(j)
         for _ in range(3):
-            say_what_cannot_be(j, slot)
+            say(j, wrong(j, slot))
         baton = j.home.world.baton(slot)
         if policy == "degrade":
             assert (baton.state, baton.owner) == (SlotState.LIVE, 0)
@@ -193,7 +211,7 @@ def test_a_request_comes_to_its_end_beside_a_far_side_that_is_never_right() -> N
             j.network.to_port.clear()
             if slot.gen in j.home.table.held:
                 asked += 1
-                say_what_cannot_be(j, slot)
+                say(j, impossible(j, slot))
         baton = j.home.world.baton(slot)
         assert (baton.state, baton.finish, baton.length) == (SlotState.DONE, Finish.LENGTH, 40)
         assert 3 <= asked < 40

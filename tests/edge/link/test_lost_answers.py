@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.edge.link.joined import Joined, joined
-from tests.edge.link.test_hostile import to_home
+from tests.edge.link.test_hostile import to_home, unreadable
 from tests.edge.link.test_joined import DECIDE, EXAMPLES, PROMPTS, ROUTER, check, submit_all
 from tests.workers.fakes import VOCAB, hash_token, router_class
 from trserve.edge import frames
@@ -243,34 +243,6 @@ def test_what_a_visit_committed_counts_although_it_had_to_begin_there_again(seed
             j.far.start_port()
         j.run(*slots, turns=20_000)
         check(j, slots, keeps=lambda model, row: False)
-
-
-def unreadable(j: Joined, slot: Any) -> bytes:
-    held = j.home.table.held[slot.gen]
-    given = np.array([VOCAB], np.int32), np.ones(1, np.uint8)
-    return frames.encode_answer(Answer(slot.gen, held.hop, held.length, *given))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_one_that_cannot_be_read_is_asked_for_again_and_not_for_ever(policy: str) -> None:
-    with joined(policy=policy, router=ROUTER) as j:
-        j.turns(3)
-        (slot,) = submit_all(j, 1, entry=1)
-        j.turn()
-        for _ in range(2):
-            j.network.sent.clear()
-            to_home(j, unreadable(j, slot))
-            j.home.agent.turn(j.now)
-            assert [frame[0] for frame in j.network.sent] == [FrameType.HANDOFF]
-        assert (j.home.table.dropped, j.home.cloud.counts.bad_frames) == (2, 0)
-        j.run(slot)
-        check(j, [slot], entry=1)
-        slot = pinned(j)
-        j.turn()
-        for _ in range(3):
-            to_home(j, unreadable(j, slot))
-        j.turn()
-        assert j.home.world.baton(slot).finish is Finish.WORKER_LOST
 
 
 def test_one_that_cannot_be_read_and_is_not_waited_for_is_no_frame() -> None:
