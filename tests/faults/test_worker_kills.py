@@ -26,6 +26,8 @@ from tests.serverproc import Server
 UNREADY_S = 1.0
 GOES_ON_S = {1: 5.0, 2: 15.0}
 """Within how many seconds of the kill, by the number of workers that were killed."""
+USUAL_START_S = 3.5
+"""Start of a server on the two cores that these limits are for; a slower one has more time."""
 
 VICTIMS = {"slm": (0,), "llm": (1,), "both": (0, 1)}
 
@@ -78,10 +80,13 @@ def survive(seed: int, *, streams: int) -> None:
     bodies = [request(number) for number in range(streams)]
     kinds = list(VICTIMS)
     dice.shuffle(kinds)
+    began = time.monotonic()
     with Server(["--device", "cpu"]) as server:
+        slowness = max(1.0, (time.monotonic() - began) / USUAL_START_S)
         expected = undisturbed(server, bodies)
         for kind in kinds:
-            kill_once(server, bodies, VICTIMS[kind], expected, dice.uniform(0.0, 0.8))
+            share = dice.uniform(0.0, 0.8)
+            kill_once(server, bodies, VICTIMS[kind], expected, share, slowness)
         assert server.stop() == 0
         assert not server.wait_gone()
 
@@ -92,6 +97,7 @@ def kill_once(
     victims: Sequence[int],
     expected: Sequence[Heard],
     share: float,
+    slowness: float,
 ) -> None:
     with watched(server) as readiness:
         streams = Streams(server, bodies)
@@ -107,8 +113,9 @@ def kill_once(
     assert went_on, "the kill came too late to test anything"
     print(
         f"kill of {victims} at {share:.0%}: unready after {unready:.2f} s, ready again "
-        f"{ready:.2f} s later, {len(went_on)} streams went on after {max(went_on):.2f} s"
+        f"{ready:.2f} s later, {len(went_on)} streams went on after {max(went_on):.2f} s; "
+        f"this machine takes {slowness:.1f} times the usual"
     )
-    assert unready <= UNREADY_S
-    assert max(went_on) <= GOES_ON_S[len(victims)]
+    assert unready <= UNREADY_S * slowness
+    assert max(went_on) <= GOES_ON_S[len(victims)] * slowness
     check_nothing_held(server)
