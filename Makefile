@@ -30,7 +30,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: $(STAMP)
-	@tests/stages.sh
+	@$(BIN)/python -m tests.stages
 
 # Packages of the extras gpu-test and cluster, beside the environment: kernels are then interpreted
 # and compiled for their targets, and a cluster of raylets is started. Takes a GB; no GPU is needed.
@@ -44,7 +44,7 @@ extras: .extras/.installed
 # Full counts; its output is committed.
 test-all: $(STAMP) extras
 	@mkdir -p docs/results
-	@set -o pipefail; TRSERVE_FULL=1 tests/stages.sh 2>&1 | tee docs/results/test-all.txt
+	@set -o pipefail; TRSERVE_FULL=1 $(BIN)/python -m tests.stages 2>&1 | tee docs/results/test-all.txt
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.startup --quick
