@@ -64,6 +64,7 @@ FIRST: Final = (
     tool("format", "ruff", "format", "--check", "."),
     suite("shared memory and launcher", "tests/ipc", "tests/launcher", "tests/trace",
           "tests/test_serverproc.py", "tests/test_pitfalls.py", "tests/test_stages.py",
+          "tests/test_waiting.py",
           "tests/terminal", *but("tests/ipc/device")),
 )  # fmt: skip
 # The long ones first: no core then waits long for the last.

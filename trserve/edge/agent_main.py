@@ -41,6 +41,7 @@ from trserve.plan import ServerPlan
 from trserve.restarts import FAIL
 from trserve.router_lib.parameters import ServerParameter, TextParameter
 from trserve.router_lib.registry import describe as describe_router
+from trserve.waiting import wait_readable
 
 log = logging.getLogger(__name__)
 START_S: Final = 8.0
@@ -214,7 +215,7 @@ def reach_first(cloud: Cloud, policy: str) -> None:
     cloud.start(now)
     deadline, said = now + (START_S if policy == FAIL else BRIEFLY_S), False
     while not cloud.connected and now < deadline and not cloud.refused:
-        select.select([cloud.fd], [], [], min(_LOOK_S, max(0.0, cloud.due_s(now))))
+        wait_readable(cloud.fd, min(_LOOK_S, cloud.due_s(now)))
         now = time.monotonic()
         cloud.poll(now)
         if getattr(cloud, "greeted", False) and policy == FAIL and not said:

@@ -85,6 +85,7 @@ class NcclCloud(TcpCloud):
         """See the base; threads have :data:`~trserve.edge.nccl_exchange.CLOSE_S`."""
         if self._exchange is not None:
             self._exchange.close(CLOSE_S)
+        self._side.close()
         super().close()
 
     def _hang_up(self) -> None:

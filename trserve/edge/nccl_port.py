@@ -72,6 +72,7 @@ class NcclPort(Port):
         deadline = time.monotonic() + CLOSE_S  # of all, as each may sit in a join
         for exchange in exchanges:
             exchange.close(max(0.0, deadline - time.monotonic()))
+        self._nccl.close()
 
     def _take_whole(self, peer: Peer, exchange: Exchange, now: float, frame: bytes) -> None:
         if self._exchanges.get(peer.key) is not exchange or not peer.route:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Final
 
 from trserve.ipc.device.api import GRANULE, DeviceApi
 from trserve.ipc.device.communicator import MESSAGE_BYTES, Communicators, Guarded, Watchdog
-from trserve.ipc.doorbell import ring, silence
+from trserve.ipc.doorbell import create_doorbell, ring, silence
 
 TIMEOUT_S: Final = 5.0
 """How long one message may be under way. Joining has no such bound; it blocks a thread only."""
@@ -44,7 +45,8 @@ class NcclSide:
     ) -> None:
         self.name = name
         self.timeout_s = timeout_s
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fd = create_doorbell()
+        weakref.finalize(self, os.close, self.fd)  # threads of directions may outlive ``close``
         self._api = api
         self._communicators = communicators
         base = api.allocate(GRANULE)
@@ -83,6 +85,10 @@ class NcclSide:
     def tell(self) -> None:
         """Make ``fd`` readable; from any thread."""
         ring(self.fd)
+
+    def close(self) -> None:
+        """Nobody looks after connections any more: theirs have been closed, and have had time."""
+        self._watchdog.close()
 
     def quiet(self) -> None:
         """``fd`` is readable no longer, but for what comes from now on."""

@@ -5,7 +5,6 @@ Knows that page; nothing of visits.
 
 from __future__ import annotations
 
-import select
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -13,6 +12,7 @@ import orjson
 from trserve.edge.facts import RemoteFacts
 from trserve.edge.openai_calls import Calls, Outcome, Server
 from trserve.edge.openai_wire import Dialect, WireError, dialect_of, refusal_of
+from trserve.waiting import wait_readable
 
 MODELS_PATH: Final = "/v1/models"
 PROBE_TIMEOUT_S: Final = 10.0
@@ -72,7 +72,7 @@ def _ask(server: Server, headers: dict[str, str]) -> Outcome:
     try:
         calls.begin(MODELS_PATH, None, PROBE_TIMEOUT_S)
         while not (outcomes := calls.outcomes()):
-            select.select([calls.fd], [], [], calls.due_s())
+            wait_readable(calls.fd, calls.due_s())
         return outcomes[0]
     finally:
         calls.close()

@@ -6,7 +6,6 @@ frames of the greeting; no sessions and no slab.
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -22,6 +21,7 @@ from trserve.edge.wire import GREETING_BYTES, PROTOCOL_VERSION, FrameError, Fram
 from trserve.errors import ModelUnavailableError
 from trserve.places import OPENAI, Place
 from trserve.restarts import FAIL
+from trserve.waiting import wait_readable
 
 ANSWER_S: Final = 5.0
 
@@ -91,7 +91,7 @@ def _ask(address: str, keys: ClientKeys, ask: greeting.Ask) -> RemoteFacts:
 
 def _answer(connection: Connection, deadline: float) -> RemoteFacts:
     while (left := deadline - time.monotonic()) > 0:
-        select.select([connection.fd], [], [], left)
+        wait_readable(connection.fd, left)
         for frame in connection.receive():
             try:
                 if frames.kind_of(frame) is FrameType.FACTS:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from trserve.gpus.mps_control import LOG_DIRECTORY, PIPE_DIRECTORY, MpsControl
 from trserve.gpus.mps_keeper import BACKGROUND, FAILED, KILL, QUIT, STARTS_WITHIN_S
 from trserve.gpus.programs import MPS_CONTROL, DriverError, find_program
 from trserve.gpus.topology import VISIBLE
+from trserve.waiting import wait_readable
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class MpsDaemon:
         """Wait for the keeper's line; returns how the daemon runs."""
         output = self._keeper.stdout
         assert output is not None
-        ready, _, _ = select.select([output], [], [], _KEEPER_S)
+        ready = wait_readable(output.fileno(), _KEEPER_S)
         line = output.readline().decode().strip() if ready else ""
         how, _, rest = line.partition(" ")
         if not line:
@@ -118,9 +118,7 @@ class MpsDaemon:
         """Whether the daemon itself does, whatever has become of its keeper."""
         if self._pidfd < 0:
             return False
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return not poll.poll(0)
+        return not wait_readable(self._pidfd, 0.0)
 
     def is_well(self) -> bool:
         """Whether it answers, and none of its servers is in a fault."""

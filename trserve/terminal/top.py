@@ -7,7 +7,6 @@ silent. Knows what keys do, not how a look is drawn.
 from __future__ import annotations
 
 import os
-import select
 import sys
 import termios
 import threading
@@ -26,6 +25,7 @@ from rich.text import Text
 
 from trserve.terminal.client import Client, ServerError
 from trserve.terminal.top_view import HELP, KEYS, view
+from trserve.waiting import wait_readable
 
 ABOUT: Final = "/v1/trserve/about"
 STATS: Final = "/v1/trserve/stats/stream"
@@ -157,6 +157,6 @@ def _keys() -> Iterator[int]:
 
 def _pressed(fd: int) -> str:
     """The key that was pressed within a moment, or nothing; the end of input is Ctrl-D."""
-    if not select.select([fd], [], [], _POLL_S)[0]:
+    if not wait_readable(fd, _POLL_S):
         return ""
     return os.read(fd, 1).decode(errors="replace") or "\x04"

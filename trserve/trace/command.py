@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import time
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from trserve.errors import ConfigError, StartupError
 from trserve.ipc.trace import Event, EventKind, TraceReader
 from trserve.trace.attach import Attached, attach
 from trserve.trace.timeline import timeline
+from trserve.waiting import wait_readable
 
 _EVERY_S: Final = 0.05
 """Often enough that a ring of 32,768 events is not full before it is read."""
@@ -74,7 +74,7 @@ def _watch(
     until = time.monotonic() + seconds
     try:
         while (left := until - time.monotonic()) > 0:
-            if select.select([ended], [], [], min(_EVERY_S, left))[0]:
+            if wait_readable(ended, min(_EVERY_S, left)):
                 return
             _read(readers, events)
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -93,8 +95,8 @@ def hosts(*, timeout_s: float = PATIENCE_S, **given: Any) -> Iterator[Hosts]:
     with joined(router=ROUTER, nccl=sides, **given) as j:
         found = Hosts(j, made, sides)
         yield found
-        assert isinstance(j.far.port, NcclPort)
-        j.far.port.close()
+        found.cloud.close()
+        found.port.close()
         early = [file.words[EARLY_SENDS] for file in made.files]
         assert not any(early), "sent before the receive was posted"
 
@@ -192,6 +194,23 @@ def test_closing_ends_the_threads_within_a_bound() -> None:
             exchange.close(1.0)
         assert time.monotonic() - began < 3.0
         assert not any(thread.is_alive() for thread in mine)
+
+
+def test_closing_leaves_no_thread_and_no_descriptor() -> None:
+    def left() -> tuple[int, int]:
+        gc.collect()
+        links = [t for t in threading.enumerate() if t.name in ("link-watchdog", "nccl-hosts")]
+        return len(links), len(os.listdir("/proc/self/fd"))
+
+    before = left()
+    for _ in range(2):
+        with hosts() as h:
+            h.come_up()
+        del h
+    deadline = time.monotonic() + PATIENCE_S
+    while any(now > then for now, then in zip(left(), before, strict=True)):
+        assert time.monotonic() < deadline, (left(), before)
+        time.sleep(0.02)
 
 
 def test_a_peer_that_never_posts_costs_the_connection_and_no_token(

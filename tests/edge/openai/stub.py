@@ -1,10 +1,11 @@
 """A server that takes ids and does as it is told, and how to wait for a cloud in front of it."""
 
 import json
-import select
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from trserve.waiting import wait_readable
 
 LIMIT_S = 10.0
 
@@ -71,7 +72,7 @@ def wait(cloud, done):
     answers, deadline = [], time.monotonic() + LIMIT_S
     while not done(answers):
         assert time.monotonic() < deadline, cloud.reason
-        select.select([cloud.fd], [], [], min(0.2, cloud.due_s(time.monotonic())))
+        wait_readable(cloud.fd, min(0.2, cloud.due_s(time.monotonic())))
         answers += cloud.poll(time.monotonic())
     return answers
 

@@ -1,6 +1,5 @@
 """The cloud over HTTP: against a server that does as it is told, and against trserve itself."""
 
-import select
 import ssl
 import threading
 import time
@@ -20,6 +19,7 @@ from trserve.edge.openai_wire import Dialect
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.ipc.baton import Finish
 from trserve.plan import make_plan
+from trserve.waiting import wait_readable
 
 
 def test_a_visit_is_one_call_and_its_tokens_come_home(stub, cloud):
@@ -339,8 +339,8 @@ def test_trserve_as_the_server_writes_what_it_would_have_written(trserve, dialec
 
 def test_an_agent_waits_on_the_descriptor_alone(stub, cloud):
     stub.script = [wrote(5)]
-    assert not select.select([cloud.fd], [], [], 0)[0]
+    assert not wait_readable(cloud.fd, 0)
     cloud.visit(visit([1]))
-    assert select.select([cloud.fd], [], [], LIMIT_S)[0]
+    assert wait_readable(cloud.fd, LIMIT_S)
     assert np.array_equal(cloud.poll(time.monotonic())[0].ids, [5])
-    assert not select.select([cloud.fd], [], [], 0)[0]
+    assert not wait_readable(cloud.fd, 0)

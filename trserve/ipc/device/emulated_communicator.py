@@ -24,6 +24,7 @@ JOINED, POSTED, SENT, EARLY_SENDS, STALL, PARTIAL = 0, 2, 3, 4, 5, 6
 DATA: Final = 4096
 JOIN_GIVE_UP_S: Final = 30.0
 _NAP_S: Final = 20e-6
+_JOIN_NAP_S: Final = 1e-3  # of a thread that may be there for long, and keeps others from a core
 
 
 class EmulatedCommunicators:
@@ -52,7 +53,7 @@ class EmulatedCommunicators:
         while not file.words[JOINED + 1 - rank]:
             if time.monotonic() > deadline:
                 raise RuntimeError("the other rank never joined")
-            time.sleep(_NAP_S)
+            time.sleep(_JOIN_NAP_S)
         return EmulatedCommunicator(self._api, file, buffer)
 
 

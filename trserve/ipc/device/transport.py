@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -44,6 +43,7 @@ from trserve.ipc.doorbell import create_doorbell
 from trserve.ipc.publish import Outbox
 from trserve.ipc.rings import Descriptor, Kind
 from trserve.ipc.slab import Slab, create_slab_file
+from trserve.waiting import wait_readable
 
 WARM_UP: Final = 200
 _LONGEST: Final = MAX_IDS + 20  # some are too long for an entry
@@ -210,7 +210,7 @@ class _Producer:
 
 def _hear(consumer: subprocess.Popen[bytes]) -> Any:
     assert consumer.stdout is not None
-    if not select.select([consumer.stdout], [], [], _GIVE_UP_S)[0]:
+    if not wait_readable(consumer.stdout.fileno(), _GIVE_UP_S):
         raise TimeoutError(f"the consumer said nothing within {_GIVE_UP_S:g} s")
     line = consumer.stdout.readline()
     if not line:
