@@ -1,5 +1,6 @@
 """The test suite in stages, two at a time, with the time of each: ``python -m tests.stages``.
 
+Names of stages, as they are printed, choose some of them: ``make test ARGS="lint 'golden seeds'"``.
 With TRSERVE_FULL=1 counts are full, a stage may take long, and the others run though one has
 failed. Without, a stage that takes more than three minutes is named, and after the first failure
 none is begun. Knows no test.
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -194,20 +196,27 @@ class Suite:
             print(text, flush=True)
 
 
-def main() -> int:
-    """Run all; the exit code."""
+def chosen(stages: tuple[Stage, ...], names: Sequence[str]) -> tuple[Stage, ...]:
+    """Those of ``names``; all, if there are none."""
+    return tuple(stage for stage in stages if not names or stage.name in names)
+
+
+def main(names: Sequence[str] = ()) -> int:
+    """Run all, or those of ``names``; the exit code."""
+    known = [stage.name for stage in (*FIRST, *BESIDE, *LAST)]
+    if unknown := [name for name in names if name not in known]:
+        print(f"no stage {unknown[0]!r}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
     began = time.monotonic()
     suite = Suite()
-    suite.run(FIRST)
-    if FULL or not suite.failed:
-        suite.run(BESIDE, AT_ONCE)
-    if FULL or not suite.failed:
-        suite.run(LAST)
-    print(f"== all: {time.monotonic() - began:.0f} s")
+    for stages, at_once in ((FIRST, 1), (BESIDE, AT_ONCE), (LAST, 1)):
+        if FULL or not suite.failed:
+            suite.run(chosen(stages, names), at_once)
+    print(f"== {'some' if names else 'all'}: {time.monotonic() - began:.0f} s")
     if suite.failed:
         print(f"== failed: {', '.join(suite.failed)}")
     return int(bool(suite.failed))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -90,3 +90,15 @@ def test_the_exit_code_says_whether_all_passed(failing, code, monkeypatch, capsy
     monkeypatch.setattr(stages, "FULL", False)
     assert stages.main() == code
     assert (f"== failed: {failing}" in capsys.readouterr().out) is bool(failing)
+
+
+def test_some_stages_by_name(monkeypatch, capsys):
+    monkeypatch.setattr(stages, "FIRST", (python("a", "raise SystemExit(1)"),))
+    monkeypatch.setattr(stages, "BESIDE", tuple(python(name, "") for name in ("b", "c")))
+    monkeypatch.setattr(stages, "LAST", ())
+    assert stages.main(["b"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["-- b", "== b", "== b: 0 s", "== some: 0 s"]
+    assert stages.main(["b", "d"]) == 2
+    found = capsys.readouterr()
+    assert "no stage 'd'; there are a, b, c" in found.err and not found.out
