@@ -207,6 +207,8 @@ def main(names: Sequence[str] = ()) -> int:
     if unknown := [name for name in names if name not in known]:
         print(f"no stage {unknown[0]!r}; there are {', '.join(known)}", file=sys.stderr)
         return 2
+    # Where a shell ignores it, as for what runs in the background, stages would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     suite = Suite()
     for stages, at_once in ((FIRST, 1), (BESIDE, AT_ONCE), (LAST, 1)):

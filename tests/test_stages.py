@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -47,24 +48,34 @@ def test_what_a_stage_says_comes_whole_and_with_its_time(capsys):
     for name in "ab":
         at = said.index(f"== {name}")
         assert said[at + 1 : at + 4] == [f"{name} {n}" for n in range(3)]
-        assert said[at + 4] == f"== {name}: 0 s"
+        assert re.fullmatch(rf"== {name}: \d+ s", said[at + 4])
     assert suite.failed == []
 
 
-def test_two_at_a_time():
-    began = time.monotonic()
-    Suite().run(tuple(python(str(n), "import time; time.sleep(1)") for n in range(2)), at_once=2)
-    assert time.monotonic() - began < 1.8
+def test_two_at_a_time(tmp_path):
+    meet = """
+import pathlib, sys, time
+here, there = (pathlib.Path({0!r}) / each for each in {1!r})
+here.touch()
+until = time.monotonic() + 20
+while not there.exists():
+    if time.monotonic() > until: sys.exit("the other one was not begun")
+    time.sleep(0.01)
+"""
+    suite = Suite()
+    both = tuple(python(a, meet.format(str(tmp_path), (a, b))) for a, b in ("ab", "ba"))
+    suite.run(both, at_once=2)
+    assert suite.failed == []
 
 
-@pytest.mark.parametrize(("goes_on", "after"), [(False, []), (True, ["== good: 0 s"])])
-def test_a_failure_ends_the_usual_tier_and_not_the_full_one(goes_on, after, capsys):
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_failure_ends_the_usual_tier_and_not_the_full_one(goes_on, capsys):
     suite = Suite(goes_on=goes_on)
     suite.run((python("bad", "raise SystemExit('why')"), python("good", "")))
     said = capsys.readouterr().out.splitlines()
     assert suite.failed == ["bad"]
-    assert "why" in said and "== bad failed after 0 s" in said
-    assert [line for line in said if line.startswith("== good: ")] == after
+    assert "why" in said and any(line.startswith("== bad failed after ") for line in said)
+    assert any(line.startswith("== good: ") for line in said) is goes_on
 
 
 def test_a_stage_that_hangs_is_interrupted_and_fails(capsys):
@@ -73,6 +84,19 @@ def test_a_stage_that_hangs_is_interrupted_and_fails(capsys):
     said = capsys.readouterr().out
     assert suite.failed == ["hangs"]
     assert "took more than 0.5 s" in said and "KeyboardInterrupt" in said
+
+
+def test_it_is_interrupted_in_the_background_of_a_shell_too(monkeypatch, capsys):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for part in ("FIRST", "BESIDE", "LAST"):
+            monkeypatch.setattr(stages, part, ())
+        assert stages.main() == 0
+        suite = Suite(limit_s=0.5)
+        suite.run((python("hangs", "import time\ntime.sleep(60)"),))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "KeyboardInterrupt" in capsys.readouterr().out
 
 
 def test_a_program_that_is_not_there_is_a_failure():
@@ -98,7 +122,8 @@ def test_some_stages_by_name(monkeypatch, capsys):
     monkeypatch.setattr(stages, "LAST", ())
     assert stages.main(["b"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said == ["-- b", "== b", "== b: 0 s", "== some: 0 s"]
+    shown = [re.sub(r"\d+ s$", "N s", line) for line in said]
+    assert shown == ["-- b", "== b", "== b: N s", "== some: N s"]
     assert stages.main(["b", "d"]) == 2
     found = capsys.readouterr()
     assert "no stage 'd'; there are a, b, c" in found.err and not found.out
