@@ -97,6 +97,7 @@ def hosts(*, timeout_s: float = PATIENCE_S, **given: Any) -> Iterator[Hosts]:
         yield found
         found.cloud.close()
         found.port.close()
+        made.close()
         early = [file.words[EARLY_SENDS] for file in made.files]
         assert not any(early), "sent before the receive was posted"
 
