@@ -209,7 +209,7 @@ def test_closing_leaves_no_thread_and_no_descriptor() -> None:
             h.come_up()
         del h
     deadline = time.monotonic() + PATIENCE_S
-    while any(now > then for now, then in zip(left(), before, strict=True)):
+    while any(count > least for count, least in zip(left(), before, strict=True)):
         assert time.monotonic() < deadline, (left(), before)
         time.sleep(0.02)
 
