@@ -46,7 +46,8 @@ class NcclSide:
         self.name = name
         self.timeout_s = timeout_s
         self.fd = create_doorbell()
-        weakref.finalize(self, os.close, self.fd)  # threads of directions may outlive ``close``
+        # Not by ``close``, nor at the process's end: threads of directions may outlive both.
+        weakref.finalize(self, os.close, self.fd).atexit = False
         self._api = api
         self._communicators = communicators
         base = api.allocate(GRANULE)

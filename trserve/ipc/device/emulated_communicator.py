@@ -24,7 +24,7 @@ JOINED, POSTED, SENT, EARLY_SENDS, STALL, PARTIAL = 0, 2, 3, 4, 5, 6
 DATA: Final = 4096
 JOIN_GIVE_UP_S: Final = 30.0
 _NAP_S: Final = 20e-6
-_JOIN_NAP_S: Final = 1e-3  # of a thread that may be there for long, and keeps others from a core
+_JOIN_NAP_S: Final = 1e-3  # longer: it may be there for 30 s, and others want the core
 
 
 class EmulatedCommunicators:
