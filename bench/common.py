@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -31,7 +32,7 @@ _PACKAGES: Final = ("torch", "transformers", "numpy", "trserve")
 _PATH_FLAGS: Final = (
     *("--json", "--plot", "--model", "--problems"),
     *("--vllm-python", "--llama-python"),
-    *("--dataset", "--trace-file", "--csv", "--markdown"),
+    *("--dataset", "--trace-file", "--csv", "--markdown", "--lines"),
 )
 _HIDDEN_FLAGS: Final = ("--url",)
 """What names a host."""
@@ -75,11 +76,22 @@ def report(
     """
     print_table(title, [seen for row in rows if (seen := shown(row))])
     if args.json is not None:
-        args.json.write_text(json.dumps(envelope(name, rows), indent=2) + "\n")
+        write_envelope(args.json, name, rows)
     if args.plot is not None:
         if plot is None:
             sys.exit(f"bench.{name} has no plot; leave --plot out")
         _draw(args.plot, rows, plot)
+
+
+def write_envelope(path: Path, name: str, rows: Sequence[Row]) -> None:
+    """Write the document of one run; ``path`` holds the one before or this one, never a part."""
+    text = json.dumps(envelope(name, rows), indent=2) + "\n"
+    if path.exists() and not path.is_file():  # a pipe or a terminal
+        path.write_text(text)
+        return
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.replace(path)
 
 
 def envelope(name: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -116,7 +128,8 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
         numeric = any(isinstance(row.get(column), float | int) for row in rows)
         table.add_column(column, justify="right" if numeric else "left")
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        # Errors quote paths and types in brackets, which would be taken for markup.
+        table.add_row(*(escape(_cell(row.get(column))) for column in columns))
     console = Console()
     # Into a file or a pipe nothing is gained by squeezing columns into 80 characters.
     (console if console.is_terminal else Console(width=_FILE_WIDTH)).print(table)

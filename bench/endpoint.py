@@ -27,7 +27,10 @@ from tests.serverproc import Server, StartFailedError
 
 ANSWER_TIMEOUT_S: Final = 900.0
 SCRAPE_TIMEOUT_S: Final = 30.0
+READY_TIMEOUT_S: Final = 120.0
+ADMIN_TIMEOUT_S: Final = 10.0
 COMPLETIONS: Final = "/v1/completions"
+ROUTING: Final = "/v1/trserve/routing"
 _SAMPLE: Final = re.compile(
     rb"^(trserve_\w+_total|trserve_batch_threshold|trserve_step_latency_seconds)"
     rb"(?:\{([^}]*)\})? (\S+)$",
@@ -54,14 +57,20 @@ class Address:
 
 @contextmanager
 def launched(
-    arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    ready_timeout_s: float = READY_TIMEOUT_S,
+    said: list[str] | None = None,
 ) -> Iterator[Address]:
     """A server on a free port, drained afterwards; ``environment`` is added to this process's.
 
+    ``said`` gets the lines of its standard error, whatever its end.
     Raises NotAvailableError where it refuses its settings (exit codes 2 and 3).
     """
+    server = Server(arguments, environment, ready_timeout_s=ready_timeout_s)
     try:
-        with Server(arguments, environment, ready_timeout_s=120.0) as server:
+        with server:
             found = urlsplit(server.url)
             assert found.hostname is not None and found.port is not None
             yield Address(found.hostname, found.port, tuple(server.models), server.pid)
@@ -70,6 +79,20 @@ def launched(
         if error.code in (2, 3):
             raise NotAvailableError(last_line(error.stderr)) from error
         raise
+    finally:
+        if said is not None:
+            said += server.stderr.splitlines()
+
+
+async def set_router(address: Address, key: str, values: Mapping[str, float]) -> None:
+    """Set the router's ``values`` as an administrator does; returns once all workers have them."""
+    connection = await address.connect()
+    body = orjson.dumps({"router": dict(values)})
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    try:
+        await connection.exchange(encode("POST", ROUTING, body, headers), ADMIN_TIMEOUT_S)
+    finally:
+        connection.close()
 
 
 def cpu_seconds(address: Address) -> float:

@@ -17,10 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.common import Row, parser, print_table, report
+from bench.common import Row, parser, print_table, report, write_envelope
 from bench.gpu_stages.ending import end_stage
 
 
@@ -33,13 +34,13 @@ class Stage(NamedTuple):
 
 
 STAGES: Final = (
-    Stage("env", 20, True),
+    Stage("env", 45, True),
     Stage("attributes", 15, True),
-    Stage("host_register", 20, True),
+    Stage("host_register", 30, True),
     Stage("ipc", 40, True),
     Stage("waits", 20, False),
     Stage("kernels", 90, False),
-    Stage("engine", 90, True),
+    Stage("engine", 80, True),
     Stage("end_to_end", 90, True),
     Stage("flashinfer", 60, False),
     Stage("nccl", 25, False),
@@ -49,18 +50,21 @@ STAGES: Final = (
 )
 """In this order: where kernels have to be compiled first, there may be no time for the last ones.
 Limits add up to more than five minutes, and few stages come near theirs. The limits of mandatory
-ones add up to less, and nobody takes time that those behind may need."""
+ones add up to five, and nobody takes time that those behind may need. With time to spare, as a few
+stages by themselves have it, a stage may take longer than its limit."""
 
 TOTAL_S: Final = 300.0
 _LEAST_S: Final = 5.0
-_ERROR_LINES: Final = 12
+_ERROR_LINES: Final = 60
+_LAST_WORDS_S: Final = 10.0
+"""For the output of a stage that was ended: what is stuck in a driver may hold its pipes."""
 
 
 def run_stage(stage: Stage, device: str, limit_s: float, quick: bool) -> Row:
     """Run one stage; whatever becomes of it is a row."""
-    command = [sys.executable, "-m", "bench.gpu_stages", stage.name, "--device", device]
-    command += ["--quick"] * quick + ["--limit-s", f"{limit_s:.1f}"]
     began = time.monotonic()
+    command = [sys.executable, "-m", "bench.gpu_stages", stage.name, "--device", device]
+    command += ["--quick"] * quick + ["--until", f"{began + limit_s:.1f}"]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -71,13 +75,13 @@ def run_stage(stage: Stage, device: str, limit_s: float, quick: bool) -> Row:
     )
     try:
         out, err = process.communicate(timeout=limit_s)
-        detail = _parse(out, err, process.returncode)
-        if "error" in detail:
-            detail.setdefault("said", _tail(err))
+        detail = _parse(out, process.returncode)
     except subprocess.TimeoutExpired:
         end_stage(process)
-        out, err = process.communicate()
-        detail = {"error": f"no end within {limit_s:.0f} s", "said": _tail(err)}
+        out, err = _last_words(process)
+        detail = {**_said_so_far(out), "error": f"no end within {limit_s:.0f} s"}
+    if err:
+        detail["said"] = err.splitlines()[-_ERROR_LINES:]
     ok = "error" not in detail and not detail.get("unavailable")
     return {
         "stage": stage.name,
@@ -88,19 +92,30 @@ def run_stage(stage: Stage, device: str, limit_s: float, quick: bool) -> Row:
     }
 
 
-def _parse(out: str, err: str, code: int) -> dict[str, Any]:
-    last = next((line for line in reversed(out.splitlines()) if line.startswith("{")), "")
+def _last_words(process: subprocess.Popen[str]) -> tuple[str, str]:
     try:
-        detail: dict[str, Any] = json.loads(last)
-    except json.JSONDecodeError:
-        return {"error": f"ended with {code} and no result", "said": _tail(err)}
+        return process.communicate(timeout=_LAST_WORDS_S)
+    except subprocess.TimeoutExpired:
+        return "", "what it said is lost: something of it still holds its pipes"
+
+
+def _parse(out: str, code: int) -> dict[str, Any]:
+    detail = _said_so_far(out)
     if code and "error" not in detail:
-        detail["error"] = f"ended with {code}"
+        detail["error"] = f"ended with {code}" + ("" if detail else " and no result")
+    elif not detail:
+        detail["error"] = "ended without a result"
     return detail
 
 
-def _tail(text: str) -> list[str]:
-    return text.splitlines()[-_ERROR_LINES:]
+def _said_so_far(out: str) -> dict[str, Any]:
+    """The objects of all lines, later ones over earlier ones: a stage may end amid any of them."""
+    found: dict[str, Any] = {}
+    for line in out.splitlines():
+        if line.startswith("{"):
+            with suppress(json.JSONDecodeError):
+                found |= json.loads(line)
+    return found
 
 
 def _chosen(only: str) -> list[Stage]:
@@ -113,15 +128,11 @@ def _chosen(only: str) -> list[Stage]:
 
 
 def run_all(stages: Sequence[Stage], args: argparse.Namespace) -> list[Row]:
-    """Run ``stages``, telling each as it ends."""
+    """Run ``stages``, telling each as it ends: whoever ends this run has those before."""
     rows: list[Row] = []
     deadline = time.monotonic() + args.total_s
-    reserved = sum(stage.limit_s for stage in stages if stage.mandatory)
-    for stage in stages:
-        left = deadline - time.monotonic()
-        if stage.mandatory:
-            reserved -= stage.limit_s
-        limit_s = granted(stage, left, reserved)
+    for number, stage in enumerate(stages):
+        limit_s = granted(stage, deadline - time.monotonic(), stages[number + 1 :])
         if limit_s < _LEAST_S:
             row = {"stage": stage.name, "mandatory": stage.mandatory, "ok": False, "took_s": 0.0}
             row["detail"] = {"error": f"skipped: --total-s {args.total_s:g} is over"}
@@ -133,17 +144,22 @@ def run_all(stages: Sequence[Stage], args: argparse.Namespace) -> list[Row]:
         if args.lines is not None:
             with args.lines.open("a") as file:
                 file.write(line + "\n")
+        if args.json is not None:
+            write_envelope(args.json, "gpu_check", rows)
     return rows
 
 
-def granted(stage: Stage, left: float, reserved: float) -> float:
-    """Seconds for ``stage`` of the ``left`` ones; mandatory stages behind it may need ``reserved``.
+def granted(stage: Stage, left: float, behind: Sequence[Stage]) -> float:
+    """Seconds for ``stage`` of the ``left`` ones.
 
-    An optional stage takes nothing of those; a mandatory one its share, where there are too few.
+    An optional stage takes nothing that mandatory ones ``behind`` it may need; a mandatory one its
+    share, where there are too few. Either may take what is left when all behind have theirs.
     """
+    reserved = sum(other.limit_s for other in behind if other.mandatory)
+    spare = left - sum(other.limit_s for other in behind)
     if not stage.mandatory:
-        return min(stage.limit_s, left - reserved)
-    return stage.limit_s * min(1.0, left / (stage.limit_s + reserved))
+        return min(max(stage.limit_s, spare), left - reserved)
+    return max(spare, stage.limit_s * min(1.0, left / (stage.limit_s + reserved)))
 
 
 def _shown(row: Row) -> Row:

@@ -17,13 +17,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
 import uvloop
 
 from bench.closed_loop import Counts, Record
 from bench.common import Row
-from bench.endpoint import Address, Asked, MetricsProbe, StreamUser, launched
-from bench.http_client import encode
+from bench.endpoint import Address, Asked, MetricsProbe, StreamUser, launched, set_router
 from bench.prediction import best
 from bench.systems import Vector, gate_arguments
 from bench.throughput_pair import LONG, Verdict, pair_at, setup_at
@@ -36,8 +34,6 @@ THEN_S: Final = 30.0
 LEAST: Final = 0.95
 SETTLES_S: Final = 12.0
 _LOOK_EVERY_S: Final = 0.1
-_ADMIN_TIMEOUT_S: Final = 10.0
-_ROUTING: Final = "/v1/trserve/routing"
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ async def _serve(address: Address, key: str, jumps: list[Jump], *, quick: bool) 
             await asyncio.sleep(settles_s)
             for each in jumps:
                 if each.p != p:
-                    await _set_p(address, key, each.p)
+                    await set_router(address, key, {"p": each.p})
                     p = each.p
                 while len(users) > each.live:
                     users.pop().cancel()
@@ -112,17 +108,6 @@ async def _users(address: Address) -> AsyncIterator[list[asyncio.Task[None]]]:
         finally:
             for user in users:
                 user.cancel()
-
-
-async def _set_p(address: Address, key: str, p: float) -> None:
-    """As an administrator does; returns once all workers have it."""
-    connection = await address.connect()
-    body = orjson.dumps({"router": {"p": p}})
-    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    try:
-        await connection.exchange(encode("POST", _ROUTING, body, headers), _ADMIN_TIMEOUT_S)
-    finally:
-        connection.close()
 
 
 async def _watch(probe: MetricsProbe, to: Jump, then_s: float) -> Row:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -35,7 +35,14 @@ _SOURCES: Final = "Settings from elsewhere"
 _REST: Final = "Other options"
 
 
-class _Parsed(click.ParamType[Any]):
+# Only newer versions of click have a type that takes another.
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
+
+
+class _Parsed(_ParamType):
     """A flag whose text a function of the configuration tree turns into its value."""
 
     def __init__(self, parse: Callable[[str], Any], name: str) -> None:

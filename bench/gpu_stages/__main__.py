@@ -1,17 +1,20 @@
-"""Run one stage: ``python -m bench.gpu_stages NAME --device cuda|cpu [--quick] [--limit-s S]``.
+"""Run one stage: ``python -m bench.gpu_stages NAME --device cuda|cpu [--quick] [--until S]``.
 
-The last line on standard output is a JSON object: with ``error`` it failed, with ``unavailable``
-there is nothing to check here, ``summary`` is a sentence, ``tables`` rows by title. Knows no stage.
+Each line on standard output that is a JSON object adds to those before: with ``error`` the stage
+failed, with ``unavailable`` there is nothing to check here, ``summary`` is a sentence, ``tables``
+are rows by title. Knows no stage.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
+import time
 import traceback
 from typing import Any, Final
+
+from bench.gpu_stages.parts import tell, told
 
 MODULES: Final = {
     "env": "machine",
@@ -24,7 +27,7 @@ MODULES: Final = {
     "flashinfer": "flashinfer",
     "nccl": "links",
     "mps": "served",
-    "ablation": "served",
+    "ablation": "ablation",
     "spread": "spread",
     "end_to_end": "served",
 }
@@ -39,19 +42,25 @@ def main() -> int:
     arguments.add_argument("stage", choices=MODULES)
     arguments.add_argument("--device", choices=("cuda", "cpu"), required=True)
     arguments.add_argument("--quick", action="store_true")
-    arguments.add_argument("--limit-s", type=float, help="what it will be ended after")
+    arguments.add_argument("--until", type=float, help="when it will be ended (time.monotonic)")
     args = arguments.parse_args()
-    bounded = args.limit_s is not None and args.stage in BOUNDED
-    more = (args.limit_s,) if bounded else ()
-    module = importlib.import_module(f"bench.gpu_stages.{MODULES[args.stage]}")
     try:
-        detail: dict[str, Any] = getattr(module, args.stage)(args.device, args.quick, *more)
+        detail = _run(args)
     except Exception as error:
         # Any way of failing is a result; where it began is what a person looks for.
         traceback.print_exc()
-        detail = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps(detail, default=str), flush=True)
+        detail = {"error": told(error)}
+    tell(detail)
     return int("error" in detail)
+
+
+def _run(args: argparse.Namespace) -> dict[str, Any]:
+    stage = getattr(importlib.import_module(f"bench.gpu_stages.{MODULES[args.stage]}"), args.stage)
+    if args.until is None or args.stage not in BOUNDED:
+        detail: dict[str, Any] = stage(args.device, args.quick)
+    else:  # what its imports took is gone
+        detail = stage(args.device, args.quick, args.until - time.monotonic())
+    return detail
 
 
 if __name__ == "__main__":

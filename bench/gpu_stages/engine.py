@@ -5,8 +5,11 @@ Mandatory are equalities; times are judged by the numbers of the issue and told 
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any, Final
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -14,14 +17,16 @@ import torch
 from bench.gpu_stages.models import (
     PIECES,
     Rows,
-    decide_tokens,
+    decide_step,
     decoder_of,
     runner_of,
     step_ms,
 )
+from bench.gpu_stages.parts import Parts
 from trserve.models.aliases import resolve_model
 from trserve.models.loading import load_model
 from trserve.models.spec import ModelSpec, read_spec
+from trserve.router_lib.signals import normalized_entropy
 from trserve.workers.cuda.host_time import measure_host_time
 from trserve.workers.cuda.runner import CudaRunner
 from trserve.workers.in_step import StepAsk
@@ -33,8 +38,11 @@ from trserve.workers.sampler import RowSampling
 GAP: Final = 1e-4
 """Logits that are nearer than this may be ordered either way in float32."""
 
+MOST_SCORE_ERROR: Final = 1e-4
 MOST_HOST_US: Final = 150.0
 MOST_OF_BANDWIDTH: Final = 1.3
+_PAIR: Final = ("tiny", "small")
+_SHOWN: Final = 5
 _ROWS: Final = 8
 _MOST_ROWS: Final = 24
 _GIB: Final = 2**30
@@ -46,66 +54,100 @@ def engine(device: str, quick: bool) -> dict[str, Any]:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     steps = 16 if quick or device == "cpu" else 64
-    golden = golden_equality(where, steps)
-    rounded = golden_equality(where, steps, torch.bfloat16)
-    equal = 1 - rounded["different"] / max(rounded["compared"] + rounded["ties"], 1)
     small = "0.6b" if device == "cuda" else "tiny"
-    replay = replay_equals_eager(where, small, steps)
-    times = [step_times(where, small, quick)]
-    if device == "cuda":
-        times.append(large_step(where))
-    host = measure_host_time(_ROWS, 200 if quick else 1000, device=where)
-    failures = [
-        name
-        for name, fine in (
-            ("tokens of the device differ from the CPU engine's", golden["different"] == 0),
-            ("tokens of graphs differ from those of eager launches", replay["different"] == 0),
-        )
-        if not fine
+    parts = Parts()
+    golden = [
+        parts.run(f"golden_{name}", partial(golden_equality, where, name, steps)) for name in _PAIR
     ]
-    found: dict[str, Any] = {
-        "golden": golden,
-        "bfloat16_equal_share": equal,
-        "replay": replay,
-        "host_us_p50": host.p50_us,
-        "host_within_150_us": host.p50_us <= MOST_HOST_US,
-        "tables": {"steps": times},
-        "summary": f"{golden['compared']} tokens equal the CPU engine's, {replay['compared']} "
-        f"equal eager ones; host {host.p50_us:.0f} us a step of {_ROWS}",
-    }
+    replay = parts.run("replay", lambda: replay_equals_eager(where, small, steps))
+    large = parts.run("large_step", lambda: large_step(where)) if device == "cuda" else None
+    host = parts.run("host", lambda: host_time(where, 200 if quick else 1000))
+    times = parts.run("step_times", lambda: step_times(where, small, quick))
+    parts.run("bfloat16", lambda: bfloat16_share(where, steps))
+    found = parts.found
+    found["tables"] = {"steps": [row for row in (times, large) if row is not None]}
+    equal = sum(each["compared"] for each in golden if each)
+    found["summary"] = (
+        f"{equal} tokens equal the CPU engine's, {replay['compared'] if replay else 0} equal eager "
+        f"ones; host {host['p50_us'] if host else math.nan:.0f} us a step of {_ROWS}"
+    )
     if device == "cpu":
         found["summary"] = "EMULATED graphs: " + found["summary"]
-    if failures:
+    if failures := _failures(golden, replay, found.get("failed", {})):
         found["error"] = "; ".join(failures)
     return found
 
 
+def _failures(
+    golden: Sequence[dict[str, Any] | None], replay: dict[str, Any] | None, failed: dict[str, str]
+) -> list[str]:
+    found = [f"{part}: {error}" for part, error in failed.items()]
+    if any(each and each["different"] for each in golden):
+        found.append("tokens of the device differ from the CPU engine's")
+    if replay and replay["different"]:
+        found.append("steps of graphs differ from those of eager launches")
+    if replay and not replay["largest_score_difference"] <= MOST_SCORE_ERROR:
+        found.append("the router's scores in the graph are not those of torch")
+    return found
+
+
 def golden_equality(
-    device: torch.device, steps: int, dtype: torch.dtype = torch.float32
+    device: torch.device, name: str, steps: int, dtype: torch.dtype = torch.float32
 ) -> dict[str, Any]:
-    """Greedy tokens of the embedded small model on ``device`` and by the CPU engine in float32.
+    """Greedy tokens of an embedded model on ``device`` and by the CPU engine in float32.
 
     In another ``dtype`` some differ, and which share does is all that can be said.
     """
     attention = "triton" if device.type == "cuda" else "torch"
-    decoder = decoder_of("tiny", device, dtype, dummy=False)
+    decoder = decoder_of(name, device, dtype, dummy=False)
     runner = runner_of(decoder, _ROWS, attention=attention)
-    reference = _cpu_runner("tiny")
+    reference = _cpu_runner(name)
     lengths = [5, 17, 16, 33, 40, 1, 64, 90]
     rows = [Rows(_ROWS, decoder.spec.vocab_size, 3, lengths) for _ in range(2)]
     ask = StepAsk(greedy(_ROWS), np.full(_ROWS, 0.5, np.float32))
-    compared, ties, different = 0, 0, 0
-    for _ in range(steps):
-        tokens = decide_tokens(runner, rows[0], ask)
+    compared, ties, wrong, worst = 0, 0, [], 0.0
+    for number in range(steps):
+        output = decide_step(runner, rows[0], ask)
+        tokens = [row[-1] for row in rows[0].tokens]
         logits = reference.forward(rows[1].next_step()).logits[:_ROWS]
+        vocabulary = decoder.spec.vocab_size
+        apart = output.logits[:_ROWS, :vocabulary].cpu() - logits[:, :vocabulary]
+        worst = float(np.maximum(worst, apart.abs().max().item()))  # NaN stays
         best = logits.topk(2, -1)
         for row, token in enumerate(tokens):
             near = float(best.values[row, 0] - best.values[row, 1]) < GAP
             ties += near
-            different += not near and token != int(best.indices[row, 0])
             compared += not near
+            if not near and token != int(best.indices[row, 0]):
+                gap = float(logits[row].max() - logits[row, token])
+                length = len(rows[0].tokens[row])
+                wrong.append({"step": number, "row": row, "length": length, "gap": gap})
         rows[1].append(tokens)
-    return {"compared": compared, "ties": ties, "different": different, "attention": attention}
+    runner.close()
+    return {
+        "compared": compared,
+        "ties": ties,
+        "different": len(wrong),
+        "attention": attention,
+        "largest_logit_difference": worst,
+        "first_different": wrong[:_SHOWN],
+    }
+
+
+def bfloat16_share(device: torch.device, steps: int) -> dict[str, float]:
+    """Of each embedded model's tokens in bfloat16, the share that equals the CPU engine's."""
+    shares: dict[str, float] = {}
+    for name in _PAIR:
+        found = golden_equality(device, name, steps, torch.bfloat16)
+        shares[name] = 1 - found["different"] / max(found["compared"], 1)
+    return shares
+
+
+def host_time(device: torch.device, steps: int) -> dict[str, Any]:
+    """What the host does for a step of 8 rows, beside the wait for the device."""
+    found = measure_host_time(_ROWS, steps, device=device)
+    within = found.p50_us <= MOST_HOST_US
+    return {"p50_us": found.p50_us, "p99_us": found.p99_us, "within_150_us": within}
 
 
 def _cpu_runner(name: str) -> TorchRunner:
@@ -117,34 +159,60 @@ def _cpu_runner(name: str) -> TorchRunner:
 
 
 def replay_equals_eager(device: torch.device, name: str, steps: int) -> dict[str, Any]:
-    """The same sampled steps with all graphs and with none: tokens are equal, one by one.
+    """The same sampled steps with all graphs and with none: tokens and decisions are equal.
 
     Decodes of 1 to 17 rows, and extends of every captured width. There is room for rows that 8
-    divides: of other numbers kernels are compiled once more, for fields that lie otherwise.
+    divides: of other numbers kernels are compiled once more, for fields that lie otherwise. The
+    scores in the graph are held against torch's on the host, of the same logits.
     """
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     decoder = decoder_of(name, device, dtype, dummy=name != "tiny")
     runners = [runner_of(decoder, _MOST_ROWS, pieces) for pieces in (PIECES, frozenset[str]())]
-    compared = different = 0
+    compared, wrong, worst = 0, [], 0.0
     for count in (1, 2, 3, 8, 17):
-        both = [_sampled(runner, count, steps) for runner in runners]
-        pairs = list(zip(*both, strict=True))
-        compared += len(pairs)
-        different += sum(first != second for first, second in pairs)
+        graphs, eager = (_sampled(runner, count, steps) for runner in runners)
+        for number, (one, other) in enumerate(zip(graphs, eager, strict=True)):
+            compared += count
+            worst = float(np.maximum(worst, one.score_error))  # NaN stays
+            pairs = zip(one.decided, other.decided, strict=True)
+            unequal = [(row, *pair) for row, pair in enumerate(pairs) if pair[0] != pair[1]]
+            wrong += [{"rows": count, "step": number, "row_graph_eager": each} for each in unequal]
     for runner in runners:
         runner.close()
-    return {"compared": compared, "different": different, "model": name, "dtype": str(dtype)}
+    return {
+        "compared": compared,
+        "different": len(wrong),
+        "first_different": wrong[:_SHOWN],
+        "largest_score_difference": worst,
+        "model": name,
+        "dtype": str(dtype),
+    }
 
 
-def _sampled(runner: CudaRunner, count: int, steps: int) -> list[int]:
-    """Tokens of ``steps`` steps, each now and then an extend of 2 to 8 tokens."""
+class _Step(NamedTuple):
+    """Token and destination of each row, and how far scores are from torch's of the same logits."""
+
+    decided: list[tuple[int, int]]
+    score_error: float
+
+
+def _sampled(runner: CudaRunner, count: int, steps: int) -> list[_Step]:
+    """``steps`` steps, each now and then an extend of 2 to 8 tokens."""
     rows = Rows(count, 400, 7, [10 + row for row in range(count)])
     ask = StepAsk(_sampling(count), np.full(count, 0.5, np.float32))
-    found: list[int] = []
+    vocabulary = runner.embedding.shape[0]
+    found: list[_Step] = []
     for number in range(steps):
         for _ in range((0, 0, 1, 0, 3, 0, 7)[number % 7]):
             rows.append([11 + row for row in range(count)])
-        found += decide_tokens(runner, rows, ask)
+        output = decide_step(runner, rows, ask)
+        assert output.tokens is not None
+        if output.destinations is None or output.scores is None:
+            raise AssertionError("the router was not asked within the step")
+        exact = normalized_entropy(output.logits[:count].float().cpu(), vocabulary).numpy()
+        apart = float(np.abs(output.scores[:count] - exact).max())
+        tokens = output.tokens[:count].tolist()
+        found.append(_Step(list(zip(tokens, output.destinations, strict=True)), apart))
     return found
 
 

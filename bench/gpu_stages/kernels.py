@@ -71,9 +71,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tiny(device: torch.device) -> None:
-    golden_equality(device, 2)
+    _embedded("tiny", device)
+
+
+def _embedded(name: str, device: torch.device) -> None:
+    golden_equality(device, name, 2)
     if device.type == "cuda":
-        golden_equality(device, 2, _HALF)
+        golden_equality(device, name, 2, _HALF)
+
+
+def _other_embedded(device: torch.device) -> None:
+    _embedded("small", device)
 
 
 def _one_layer(name: str, device: torch.device) -> None:
@@ -113,6 +121,7 @@ def _other_heads(device: torch.device) -> None:
 
 JOBS: Final[dict[str, Callable[[torch.device], None]]] = {
     "tiny": _tiny,
+    "other_embedded": _other_embedded,
     "small": _small,
     "large": _large,
     "host": _host,

@@ -1,4 +1,4 @@
-"""What there is: versions, limits, and the device's attributes. Runs no kernel."""
+"""What there is: versions, programs, limits, and the device's attributes. Runs no kernel."""
 
 from __future__ import annotations
 
@@ -9,8 +9,21 @@ import resource
 import shutil
 from typing import Any, Final
 
-_PACKAGES: Final = ("torch", "triton", "flashinfer-python", "cupy-cuda13x", "nvidia-nccl-cu13")
-_PACKAGES_TOO: Final = ("cuda-bindings", "numpy", "transformers")
+from bench.gpu_stages.parts import tell
+from trserve.gpus.programs import DriverError, find_program, run_program
+
+_OF_DEVICE: Final = ("torch", "triton", "flashinfer-python", "apache-tvm-ffi", "cuda-bindings")
+_OF_DEVICE_TOO: Final = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_OF_SERVERS: Final = ("numpy", "msgspec", "orjson", "pyzmq", "uvicorn", "uvloop", "httptools")
+_OF_SERVERS_TOO: Final = ("click", "tokenizers", "safetensors", "transformers", "prometheus-client")
+_PROGRAMS: Final = ("nvidia-smi", "nvidia-cuda-mps-control", "nvcc", "g++", "ninja")
+_ASKED: Final = {
+    "driver": "nvidia-smi --query-gpu=name,driver_version,memory.used,compute_mode --format=csv",
+    "topology": "nvidia-smi topo -m",
+    "compiler": "nvcc --version",
+}
+_ANSWER_S: Final = 8.0
+_MOST_LINES: Final = 12
 ATTRIBUTES: Final = {
     16: "multiprocessors",
     86: "host_native_atomics",
@@ -27,21 +40,26 @@ ATTRIBUTES: Final = {
 
 
 def env(device: str, quick: bool) -> dict[str, Any]:
-    """Versions of everything that takes part, and the process's limits."""
+    """Versions of everything that takes part, and the process's limits; torch comes last."""
     del quick
-    import torch
-
+    packages = (*_OF_DEVICE, *_OF_DEVICE_TOO, *_OF_SERVERS, *_OF_SERVERS_TOO)
     found: dict[str, Any] = {
-        "packages": {name: _version(name) for name in (*_PACKAGES, *_PACKAGES_TOO)},
+        "packages": {name: _version(name) for name in packages},
+        "programs": {name: _has(name) for name in _PROGRAMS},
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": len(os.sched_getaffinity(0)),
         "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "pidfd": _has_pidfd(),
         "shm_bytes": shutil.disk_usage("/dev/shm").total,
-        "mps_program": bool(shutil.which("nvidia-cuda-mps-control")),
-        "cuda_of_torch": torch.version.cuda,
     }
+    if device == "cuda":
+        found |= {name: _answer(*command.split()) for name, command in _ASKED.items()}
+    tell(found)
+    import torch
+
+    found["cuda_of_torch"] = torch.version.cuda
     if device == "cuda":
         if not torch.cuda.is_available():
             return {**found, "error": "torch finds no CUDA device"}
@@ -52,6 +70,32 @@ def env(device: str, quick: bool) -> dict[str, Any]:
     else:
         found["summary"] = f"no device is asked for; torch {torch.__version__}"
     return found
+
+
+def _has_pidfd() -> bool:
+    """Whether processes can be watched by descriptor, which not every sandbox's kernel offers."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+def _has(name: str) -> bool:
+    try:
+        find_program(name)
+    except DriverError:
+        return False
+    return True
+
+
+def _answer(program: str, *arguments: str) -> list[str]:
+    """What a program says, or why it says nothing."""
+    try:
+        said = run_program([find_program(program), *arguments], timeout_s=_ANSWER_S)
+    except DriverError as error:
+        return [str(error)]
+    return said.splitlines()[:_MOST_LINES]
 
 
 def _version(name: str) -> str | None:

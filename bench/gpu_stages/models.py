@@ -21,10 +21,11 @@ from trserve.models.spec import read_spec
 from trserve.router_lib.base import BaseRouter, RouterContext
 from trserve.router_lib.uncertainty import Entropy
 from trserve.workers.cuda.buckets import RunnerLimits
-from trserve.workers.cuda.create import assemble_runner
+from trserve.workers.cuda.create import assemble_runner, attention_from_environment
 from trserve.workers.cuda.runner import CudaRunner
 from trserve.workers.in_step import StepAsk
 from trserve.workers.row_sampling import greedy
+from trserve.workers.runner import ForwardOutput
 from trserve.workers.step import StepInputs
 
 BLOCK: Final = 16
@@ -51,12 +52,13 @@ def runner_of(
     pieces: frozenset[str] = PIECES,
     *,
     model: int = 0,
-    attention: str = "auto",
+    attention: str = "",
     tokenizer_size: int = 0,
 ) -> CudaRunner:
     """A runner with KV for ``rows`` rows, and a router that decides on entropies.
 
-    ``tokenizer_size`` is the whole vocabulary where it is 0.
+    ``attention`` is what a server would take where it is not given, and ``tokenizer_size`` the
+    whole vocabulary where it is 0.
     """
     vocabulary = tokenizer_size or decoder.spec.vocab_size
     runner = assemble_runner(
@@ -67,7 +69,7 @@ def runner_of(
         row_tokens=ROW_TOKENS,
         model=model,
         tokenizer_size=vocabulary,
-        attention=attention,
+        attention=attention or attention_from_environment(),
     )
     runner.prepare(router_of(vocabulary))
     return runner
@@ -119,14 +121,19 @@ class Rows:
             row.append(int(token))
 
 
-def decide_tokens(runner: CudaRunner, rows: Rows, ask: StepAsk) -> list[int]:
-    """One step; its tokens, which every row gets."""
+def decide_step(runner: CudaRunner, rows: Rows, ask: StepAsk) -> ForwardOutput:
+    """One step, whose tokens every row gets."""
     ask.sampling.positions = np.array([len(tokens) for tokens in rows.tokens])
     output = runner.decide(rows.next_step(), ask)
     assert output.tokens is not None
-    tokens: list[int] = output.tokens[: len(rows.tokens)].tolist()
-    rows.append(tokens)
-    return tokens
+    rows.append(output.tokens[: len(rows.tokens)].tolist())
+    return output
+
+
+def decide_tokens(runner: CudaRunner, rows: Rows, ask: StepAsk) -> list[int]:
+    """One step; its tokens, which every row gets."""
+    decide_step(runner, rows, ask)
+    return [tokens[-1] for tokens in rows.tokens]
 
 
 def step_ms(runner: CudaRunner, count: int, context: int, width: int, steps: int) -> float:

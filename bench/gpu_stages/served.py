@@ -1,7 +1,8 @@
-"""Whole servers on a device: the ablation, MPS off and on, and 64 clients at once.
+"""Whole servers on a device: 64 clients at once over each link, MPS off and on.
 
 Real shapes with dummy weights on a GPU; the embedded pair, with graphs emulated, on a CPU, where
-the figures mean nothing. Servers and users are those of the other benchmarks.
+the figures mean nothing. Servers and users are those of the other benchmarks. A server that fails,
+or a user of it, is a row that says so.
 """
 
 from __future__ import annotations
@@ -9,36 +10,34 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from bench.closed_loop import Until, Window
-from bench.endpoint import Address, NotAvailableError, launched
+from bench.common import Row
+from bench.endpoint import Address, launched
+from bench.gpu_stages.parts import tell, told
 from bench.systems import Algorithm, Endpoint, Setup, gate_arguments
 from bench.workloads import Workload
 from trserve.workers.cuda.buckets import PIECES_VARIABLE
 
-PAPER: Final[Mapping[str, Mapping[int, float | None]]] = {
-    "LLM only": {1: None, 4: None, 8: None},
-    "no graphs": {1: 34.20, 4: 75.54, 8: 132.78},
-    "+ SLM graph": {1: 51.22, 4: 95.55, 8: 164.08},
-    "+ LLM extend graph": {1: 72.62, 4: 142.33, 8: 228.10},
-    "+ router graph": {1: 73.02, 4: 143.88, 8: 230.79},
-    "+ async": {1: 73.02, 4: 161.26, 8: 296.86},
-    "+ delayed": {1: 73.02, 4: 210.61, 8: 372.48},
-}
-"""arXiv 2610.12242, its ablation: R2R with 0.6B and 32B on A100s, tokens/s by concurrency."""
-
 _EMULATION: Final = {"TRSERVE_RUNNER": "graphs-on-cpu"}
-_COUNTS: Final = (1, 4, 8, 16)
-_SPARE_S: Final = 8.0
-"""Of a stage's time, for its imports and its last server's end."""
 _GIB: Final = 2**30
+_KV_GIB: Final = 24
+"""Of both models together: twice what 64 users need. Not all that fits, so that an estimate of what
+else a process takes, which no device has confirmed, ends no server."""
+
+_READY_S: Final = 60.0
+_WARM_UP_S: Final = 0.5
+SPARE_S: Final = 8.0
+"""Of a stage's time, for its last server's end."""
+_SAID: Final = 10
+"""Lines of what a server says on standard error: which link failed, what cannot be captured."""
 
 
 class Variant(NamedTuple):
-    """One line of the ablation: which graphs, how steps start, which router."""
+    """Which graphs a server has, how its steps start, and which model writes, if not all."""
 
     name: str
     graphs: str
@@ -46,18 +45,7 @@ class Variant(NamedTuple):
     only: bool = False
 
 
-VARIANTS: Final = (
-    Variant("+ delayed", "slm,extend,router", "delayed-auto"),
-    Variant("+ async", "slm,extend,router", "eager"),
-    Variant("+ router graph", "slm,extend,router", "model-sync"),
-    Variant("no graphs", "", "model-sync"),
-    Variant("LLM only", "slm,extend,router", "eager", only=True),
-    Variant("+ SLM graph", "slm", "model-sync"),
-    Variant("+ LLM extend graph", "slm,extend", "model-sync"),
-)
-"""The ends first: where time runs out, those between are missing."""
-
-ONE_BY_ONE: Final = VARIANTS[1]
+ONE_BY_ONE: Final = Variant("+ async", "slm,extend,router", "eager")
 """All graphs, steps as they come."""
 
 
@@ -72,117 +60,114 @@ class Bed(NamedTuple):
     window_s: float
 
 
-def bed_of(device: str, quick: bool) -> Bed:
-    """Real shapes on a GPU, as large as fit; the embedded pair on a CPU."""
+def beds_of(device: str, quick: bool) -> list[Bed]:
+    """Pairs with the real shapes that fit a GPU, the largest first; the embedded pair on a CPU."""
     if device == "cpu":
         workload = Workload("gpu_check", 20, 60)
-        return Bed(("tiny", "small"), "cpu", (), _EMULATION, workload, 0.5)
+        return [Bed(("tiny", "small"), "cpu", (), _EMULATION, workload, 0.5)]
     import torch
 
-    memory = torch.cuda.get_device_properties(0).total_memory
-    large = "32b" if memory > 100 * _GIB else "8b"
-    more = ("--load-format", "dummy", "--max-model-len", "2048", "--mps", "auto")
-    return Bed(
-        ("0.6b", large), "cuda", more, {}, Workload("gpu_check", 100, 512), 1.0 if quick else 1.5
-    )
+    gib = torch.cuda.get_device_properties(0).total_memory // _GIB
+    memory = f"{min(_KV_GIB, gib // 4)}g"
+    more = ("--load-format", "dummy", "--max-model-len", "2048", "--memory", memory)
+    workload, window_s = Workload("gpu_check", 100, 512), 1.0 if quick else 1.5
+    return [
+        Bed(("0.6b", large), "cuda", more, {}, workload, window_s)
+        for large in (("32b", "8b") if gib > 100 else ("8b",))
+    ]
 
 
-@contextmanager
-def server(bed: Bed, p: float, variant: Variant, *flags: str) -> Iterator[Address]:
-    """A server of ``bed``, its router by chance with probability ``p``."""
+def serve(
+    bed: Bed,
+    p: float,
+    variant: Variant,
+    use: Callable[[Address, Row], None],
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    **row: Any,
+) -> Row:
+    """``row``, to which ``use`` adds what it finds at a server of ``bed``, or ``error``.
+
+    The server's router decides by chance, with probability ``p``.
+    """
     setup = Setup(bed.models, bed.device, Algorithm("r2r", (p,)), more=(*bed.more, *flags))
     arguments = setup.arguments(bed.models)
     arguments += setup.algorithm.router_arguments(bed.device)
     arguments += gate_arguments(variant.system, None, len(bed.models))
-    with launched(
-        arguments, {**os.environ, **bed.environment, PIECES_VARIABLE: variant.graphs}
-    ) as found:
-        yield found
+    variables = {**bed.environment, **(environment or {}), PIECES_VARIABLE: variant.graphs}
+    said: list[str] = []
+    began = time.monotonic()
+    try:
+        with launched(
+            arguments, {**os.environ, **variables}, ready_timeout_s=_READY_S, said=said
+        ) as address:
+            row["start_s"] = round(time.monotonic() - began, 1)
+            use(address, row)
+    except Exception as error:
+        # Whatever fails is this row's result, and the next server is another one.
+        traceback.print_exc()
+        row["error"] = told(error)
+    if said:
+        row["said"] = said[-_SAID:]
+    return row
 
 
-def window(address: Address, bed: Bed, users: int, only: str | None = None) -> Window:
+def window(
+    address: Address,
+    bed: Bed,
+    users: int,
+    only: str | None = None,
+    warm_up_s: float = _WARM_UP_S,
+) -> Window:
     """Tokens in one window of ``users``, by one model ``only`` or as routed."""
-    until = Until(least_s=bed.window_s, most_s=4 * bed.window_s, warm_up_s=0.5)
+    until = Until(least_s=bed.window_s, most_s=4 * bed.window_s, warm_up_s=warm_up_s)
     return asyncio.run(Endpoint(address, only).measure(users, bed.workload, until))
 
 
-def ablation(device: str, quick: bool, limit_s: float = 110.0) -> dict[str, Any]:
-    """Tokens/s by variant, share and concurrency; what there is no time for is left out."""
-    bed, began = bed_of(device, quick), time.monotonic()
-    shares = (0.35,) if quick or device == "cpu" else (0.35, 0.05)
-    rows: list[dict[str, Any]] = []
-    missing: list[str] = []
-    longest = 0.0
-    for p in shares:
-        for variant in VARIANTS:
-            started = time.monotonic()
-            if started - began + 1.2 * longest > limit_s - _SPARE_S:
-                missing.append(f"{variant.name} at p = {p:g}")
-                continue
-            rows.append(_ablation_row(bed, p, variant, (1, 4) if quick else _COUNTS))
-            longest = max(longest, time.monotonic() - started)
-    order = list(PAPER)
-    rows.sort(key=lambda row: (-row["p"], order.index(row["variant"])))
-    whole = f"{len(rows)} variants of {'/'.join(bed.models)}"
-    return {
-        "tables": {"tokens/s": rows},
-        "missing": missing,
-        "summary": ("EMULATED, no figure means anything: " if device == "cpu" else "")
-        + whole
-        + (f"; no time for {len(missing)}" if missing else ""),
-    }
-
-
-def _ablation_row(bed: Bed, p: float, variant: Variant, counts: tuple[int, ...]) -> dict[str, Any]:
-    row: dict[str, Any] = {"p": p, "variant": variant.name}
-    only = bed.models[-1] if variant.only else None
-    try:
-        with server(bed, p, variant) as address:
-            for users in counts:
-                row[f"N={users}"] = window(address, bed, users, only).tokens_per_s
-    except NotAvailableError as error:
-        row["error"] = str(error)
-    if p == 0.35:
-        row |= {f"paper N={n}": value for n, value in PAPER[variant.name].items()}
-    return row
+def shown(rows: list[Row]) -> list[Row]:
+    """``rows`` as a table has them: what servers said has lines, and stays in the JSON."""
+    return [{key: value for key, value in row.items() if key != "said"} for row in rows]
 
 
 def mps(device: str, quick: bool) -> dict[str, Any]:
     """The same load without MPS and with a private daemon, both models on one GPU."""
     if device == "cpu":
         return {"unavailable": "there is no GPU that processes could share"}
-    bed = bed_of(device, quick)
-    rows: list[dict[str, Any]] = []
+    bed = beds_of(device, quick)[0]
+    rows: list[Row] = []
     for setting in ("off", "on"):
-        try:
-            with server(bed, 0.35, ONE_BY_ONE, "--mps", setting) as address:
-                rows.append({"mps": setting, **_figures(window(address, bed, 4))})
-        except NotAvailableError as error:
-            rows.append({"mps": setting, "error": str(error)})
-    if any("error" in row for row in rows):
-        return {"unavailable": str(rows[-1].get("error")), "tables": {"mps": rows}}
+        flags = ("--mps", setting)
+        rows.append(serve(bed, 0.35, ONE_BY_ONE, _by(bed, 4), *flags, mps=setting))
+        tell({"rows": rows})
+    found: dict[str, Any] = {"tables": {"mps": shown(rows)}, "rows": rows}
+    errors = [str(row["error"]) for row in rows if "error" in row]
+    if errors:
+        return {**found, "unavailable": errors[-1]}
     gain = rows[1]["tokens_per_s"] / rows[0]["tokens_per_s"]
-    return {"tables": {"mps": rows}, "summary": f"with MPS {gain:.2f} times the tokens/s"}
+    return {**found, "summary": f"with MPS {gain:.2f} times the tokens/s"}
 
 
 def end_to_end(device: str, quick: bool, limit_s: float = 90.0) -> dict[str, Any]:
     """Many clients at once over every link that this machine has: handoffs, errors, times.
 
-    The first is the one that must hold; of the others, what there is no time for is left out.
+    The first is the one that must hold; of the others, what there is no time for is left out. Only
+    the last has MPS, which may be what fails: models that take turns are slower.
     """
-    bed, began = bed_of(device, quick), time.monotonic()
+    bed, began = beds_of(device, quick)[0], time.monotonic()
     users = 8 if device == "cpu" else 64
     links = ("shm",) if device == "cpu" else ("shm", "host_mapped", "cuda_ipc")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     longest = 0.0
     for link in links:
         started = time.monotonic()
-        if started - began + 1.2 * longest > limit_s - _SPARE_S:
+        if started - began + 1.2 * longest > limit_s - SPARE_S:
             break
         rows.append(_link_row(bed, users, link))
+        tell({"rows": rows})
         longest = max(longest, time.monotonic() - started)
     good = [row for row in rows if "error" not in row]
-    found: dict[str, Any] = {"tables": {"links": rows}, "missing": list(links[len(rows) :])}
+    found: dict[str, Any] = {"tables": {"links": shown(rows)}, "rows": rows}
+    found["missing"] = list(links[len(rows) :])
     found["summary"] = ("EMULATED graphs: " if device == "cpu" else "") + "; ".join(
         f"{row['link']} {row['handoffs_per_s']:.0f} handoffs/s" for row in good
     )
@@ -191,19 +176,21 @@ def end_to_end(device: str, quick: bool, limit_s: float = 90.0) -> dict[str, Any
     return found
 
 
-def _link_row(bed: Bed, users: int, link: str) -> dict[str, Any]:
-    try:
-        with server(bed, 0.35, ONE_BY_ONE, "--link", link) as address:
-            return {"link": link, **_figures(window(address, bed, users))}
-    except NotAvailableError as error:
-        return {"link": link, "error": str(error)}
+def _link_row(bed: Bed, users: int, link: str) -> Row:
+    mps = "auto" if link == "cuda_ipc" else "off"
+    flags = ("--link", link, "--mps", mps)
+    return serve(bed, 0.35, ONE_BY_ONE, _by(bed, users), *flags, link=link, mps=mps)
 
 
-def _figures(window: Window) -> dict[str, Any]:
-    return {
-        "concurrency": window.concurrency,
-        "tokens_per_s": window.tokens_per_s,
-        "handoffs_per_s": window.handoffs / window.seconds,
-        "ttft_ms": window.ttft_ms,
-        "share": window.share,
-    }
+def _by(bed: Bed, users: int) -> Callable[[Address, Row], None]:
+    def use(address: Address, row: Row) -> None:
+        found = window(address, bed, users)
+        row |= {
+            "concurrency": found.concurrency,
+            "tokens_per_s": found.tokens_per_s,
+            "handoffs_per_s": found.handoffs / found.seconds,
+            "ttft_ms": found.ttft_ms,
+            "share": found.share,
+        }
+
+    return use

@@ -7,9 +7,13 @@ a step reads twice the bytes. What sharing a GPU costs no model here knows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
-from bench.gpu_stages.served import ONE_BY_ONE, bed_of, server, window
+from bench.common import Row
+from bench.endpoint import Address
+from bench.gpu_stages.parts import tell
+from bench.gpu_stages.served import ONE_BY_ONE, Bed, beds_of, serve, shown, window
 
 PAPER: Final = {"tp 2 over tp 1": {1: 1.406, 4: 1.228}, "separate over shared": {4: 1.0643}}
 """arXiv 2610.12242, averages over its pairs."""
@@ -34,18 +38,29 @@ def spread(device: str, quick: bool) -> dict[str, Any]:
 
 
 def _measured(quick: bool) -> dict[str, Any]:
-    bed = bed_of("cuda", quick)
-    rows: list[dict[str, Any]] = []
+    bed = beds_of("cuda", quick)[0]
+    rows: list[Row] = []
     for name, flags in (
         ("shared, tp 1", ("--gpus", "0/0")),
         ("separate, tp 1", ("--gpus", "0/1")),
         ("tp 2", ("--gpus", "0/0,1", "--tp", "1,2")),
     ):
-        with server(bed, _P, ONE_BY_ONE, *flags) as address:
-            figures = {f"N={n}": window(address, bed, n).tokens_per_s for n in _COUNTS}
-        rows.append({"placement": name, **figures})
+        rows.append(serve(bed, _P, ONE_BY_ONE, _by_count(bed), *flags, placement=name))
+        tell({"rows": rows})
+    found: dict[str, Any] = {"tables": {"placements": shown(rows)}, "rows": rows}
+    errors = [str(row["error"]) for row in rows if "error" in row]
+    if errors:
+        return {**found, "error": errors[0]}
     gain = rows[2]["N=1"] / rows[0]["N=1"]
-    return {"tables": {"placements": rows}, "summary": f"tp 2 {gain:.2f} times tp 1 at N = 1"}
+    return {**found, "summary": f"tp 2 {gain:.2f} times tp 1 at N = 1"}
+
+
+def _by_count(bed: Bed) -> Callable[[Address, Row], None]:
+    def use(address: Address, row: Row) -> None:
+        for users in _COUNTS:
+            row[f"N={users}"] = window(address, bed, users).tokens_per_s
+
+    return use
 
 
 def _computed() -> dict[str, Any]:

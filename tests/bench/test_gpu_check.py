@@ -4,17 +4,23 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
 
+from bench import gpu_check
+from bench.closed_loop import Window
+from bench.common import print_table
+from bench.endpoint import NotAvailableError
 from bench.gpu_check import STAGES, TOTAL_S, Stage, granted, run_stage
-from bench.gpu_stages import kernels, served
+from bench.gpu_stages import ablation, engine, kernels, parts, served
 from bench.gpu_stages.__main__ import MODULES
 from bench.gpu_stages.ending import end_stage
 from bench.gpu_stages.engine import bytes_read
 from bench.gpu_stages.machine import ATTRIBUTES
 from tests.procfs import descendants, start_time
+from tests.serverproc import StartFailedError
 from trserve.models.aliases import alias_spec
 
 
@@ -49,6 +55,137 @@ def test_a_stage_that_does_not_end_is_ended():
     assert "no end within" in row["detail"]["error"]
 
 
+TALKER = """
+import sys, time
+print('{"first": 1}', flush=True)
+print('{"first": 2, "tables": {}}', flush=True)
+print('{"first": 3, "tab', end="", flush=True)
+print("what it says", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_an_ended_stage_had_found_is_kept(monkeypatch):
+    monkeypatch.setattr(
+        gpu_check.subprocess, "Popen", lambda command, **more: POPEN([*PYTHON, TALKER], **more)
+    )
+    row = run_stage(Stage("engine", 60, True), "cpu", 2.0, quick=True)
+    found = row["detail"]
+    assert found["first"] == 2 and "no end within" in found["error"] and not row["ok"]
+    assert found["said"] == ["what it says"]
+
+
+POPEN = subprocess.Popen
+PYTHON = (sys.executable, "-c")
+
+
+def test_results_are_there_before_the_end(tmp_path, monkeypatch):
+    """Whoever ends the whole run has the stages before."""
+
+    def stage_or_end(stage, *_):
+        if stage.name != "env":
+            raise KeyboardInterrupt
+        return {"stage": "env", "mandatory": True, "ok": True, "took_s": 1.0, "detail": {}}
+
+    monkeypatch.setattr(gpu_check, "run_stage", stage_or_end)
+    file = tmp_path / "check.json"
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--device", "cpu", "--json", str(file)])
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.main()
+    assert [row["stage"] for row in json.loads(file.read_text())["results"]] == ["env"]
+    assert [path.name for path in tmp_path.iterdir()] == ["check.json"]
+
+
+def test_what_brackets_hold_is_no_markup(capsys):
+    print_table("errors", [{"said": "no [/usr/lib] and no Final[int]"}])
+    assert "no [/usr/lib] and no Final[int]" in capsys.readouterr().out
+
+
+def test_a_part_that_fails_costs_itself(capsys):
+    found = parts.Parts()
+    assert found.run("one", lambda: 1 / 0) is None
+    assert found.run("other", lambda: {"x": 1}) == {"x": 1}
+    assert found.found == {
+        "failed": {"one": "ZeroDivisionError: division by zero"},
+        "other": {"x": 1},
+    }
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert said[-1] == found.found and "other" not in said[0]
+
+
+def test_a_part_of_the_engine_that_fails_hides_no_other(monkeypatch, capsys):
+    def fail(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(engine, "golden_equality", lambda *_: {"different": 1, "compared": 4})
+    for name in ("replay_equals_eager", "bfloat16_share"):
+        monkeypatch.setattr(engine, name, fail)
+    monkeypatch.setattr(engine, "step_times", lambda *_: {"model": "tiny"})
+    monkeypatch.setattr(engine, "host_time", lambda *_: {"p50_us": 10.0})
+    found = engine.engine("cpu", True)
+    assert found["tables"] == {"steps": [{"model": "tiny"}]}
+    assert set(found["failed"]) == {"replay", "bfloat16"}
+    assert "no room" in found["error"] and "differ from the CPU engine's" in found["error"]
+    capsys.readouterr()
+
+
+def test_a_server_that_does_not_start_is_a_row_with_all_it_said(monkeypatch):
+    bed = served.beds_of("cpu", True)[0]
+    row = served.serve(bed, 2.0, served.ONE_BY_ONE, lambda address, row: None, link="shm")
+    assert row["link"] == "shm" and "exit code 2" in row["error"]
+    assert "p = 2 is outside 0 to 1" in row["error"]
+    assert row["said"]
+
+
+def test_what_a_user_meets_is_a_row_too(monkeypatch):
+    monkeypatch.setattr(served, "launched", empty)
+
+    def use(address, row):
+        row["before"] = 1
+        raise ExceptionGroup("users", [TimeoutError("no token"), ValueError("no [DONE]")])
+
+    row = served.serve(served.beds_of("cpu", True)[0], 0.3, served.ONE_BY_ONE, use)
+    assert row["before"] == 1
+    assert "TimeoutError: no token" in row["error"] and "ValueError: no [DONE]" in row["error"]
+
+
+@contextmanager
+def empty(arguments, environment, **_):
+    yield None
+
+
+def test_a_variant_has_a_row_for_each_share(monkeypatch):
+    asked = []
+
+    async def set_router(address, key, values):
+        asked.append(values["p"])
+
+    def window(address, bed, users, only=None, warm_up_s=0.0):
+        return Window(users, 1.0, (users, users), 0, 0.0, None, None, {}, (1, 2))
+
+    monkeypatch.setattr(ablation, "set_router", set_router)
+    monkeypatch.setattr(ablation, "window", window)
+    monkeypatch.setattr(ablation, "serve", serve)
+    bed = served.beds_of("cpu", True)[0]
+    delayed, alone = ablation.VARIANTS[0], ablation.VARIANTS[4]
+    rows = ablation._variant_rows(bed, delayed, (0.35, 0.05), (1, 4))
+    assert [row["p"] for row in rows] == asked == [0.35, 0.05]
+    assert all(row["N=4"] == 8.0 and row["B N=4"] == [1, 2] for row in rows)
+    assert len(ablation._variant_rows(bed, alone, (0.35, 0.05), (1,))) == 1
+
+
+def serve(bed, p, variant, use, *flags, environment):
+    row = {"start_s": 1.0}
+    use(None, row)
+    return row
+
+
+def test_a_refusal_says_what_the_server_said():
+    error = NotAvailableError("leave --link out")
+    error.__cause__ = StartFailedError(3, "no CuPy\nleave --link out\n")
+    assert "no CuPy" in parts.told(error)
+
+
 def test_every_stage_is_there():
     assert {stage.name for stage in STAGES} == set(MODULES)
 
@@ -80,20 +217,27 @@ def test_mandatory_stages_have_time_whatever_the_others_take():
     mandatory = [stage for stage in STAGES if stage.mandatory]
     assert sum(stage.limit_s for stage in mandatory) <= TOTAL_S
     for total in (TOTAL_S, 60.0):
-        left, reserved = total, sum(stage.limit_s for stage in mandatory)
-        for stage in STAGES:
-            reserved -= stage.limit_s * stage.mandatory
-            limit_s = granted(stage, left, reserved)
+        left = total
+        for number, stage in enumerate(STAGES):
+            limit_s = granted(stage, left, STAGES[number + 1 :])
             if stage.mandatory:
                 assert limit_s >= min(1.0, total / TOTAL_S) * stage.limit_s
             left -= max(0.0, limit_s)
         assert left >= -1e-6
 
 
+def test_a_stage_has_what_nobody_behind_it_can_take():
+    by_name = {stage.name: stage for stage in STAGES}
+    assert granted(by_name["ablation"], 540.0, []) == 540.0
+    behind = [by_name["ablation"]]
+    assert granted(by_name["kernels"], 540.0, behind) == 540.0 - by_name["ablation"].limit_s
+    assert granted(by_name["engine"], 540.0, [by_name["end_to_end"]]) == 450.0
+
+
 def test_links_that_there_is_no_time_for_are_left_out(monkeypatch):
-    monkeypatch.setattr(served, "bed_of", lambda device, quick: None)
+    monkeypatch.setattr(served, "beds_of", lambda device, quick: [None])
     monkeypatch.setattr(served, "_link_row", link_row)
-    found = served.end_to_end("cuda", False, served._SPARE_S + 0.25)
+    found = served.end_to_end("cuda", False, served.SPARE_S + 0.25)
     assert [row["link"] for row in found["tables"]["links"]] == ["shm"]
     assert found["missing"] == ["host_mapped", "cuda_ipc"] and "error" not in found
     assert served.end_to_end("cuda", False)["missing"] == []
@@ -156,6 +300,7 @@ def test_a_step_reads_each_weight_once_and_no_second_table():
 def test_the_whole_dry_run(tmp_path):
     done, rows = check(tmp_path)
     assert done.returncode == 0, done.stdout[-2000:]
-    assert rows["engine"]["detail"]["golden"]["different"] == 0
+    for name in ("tiny", "small"):
+        assert rows["engine"]["detail"][f"golden_{name}"]["different"] == 0
     assert rows["engine"]["detail"]["replay"]["different"] == 0
     assert rows["ablation"]["detail"]["missing"] == []

@@ -36,6 +36,9 @@ STAMP_TOKENS: Final = 2
 TIME: Final = "time"
 CHECK: Final = "check"
 _PATIENCE_NS: Final = 50_000_000
+_HOPELESS: Final = 64
+"""After so many in a row whose ids did not come through the device none is waited for: a link that
+was refused is to be told by its counts, in time."""
 
 
 class Ends(NamedTuple):
@@ -78,7 +81,7 @@ def _introduce(medium: SuffixMedium) -> None:
 
 
 def _look(
-    name: str, slab: Slab, ends: Ends, found: Descriptor
+    name: str, slab: Slab, ends: Ends, found: Descriptor, patience_ns: int
 ) -> tuple[DeviceView | None, int, int]:
     """The view, and when the descriptor and the ids were here; 0 for ids that never came."""
     now = time.monotonic_ns
@@ -87,7 +90,8 @@ def _look(
     load_fence()
     if name == SHM:
         return None, drained, now()
-    patience_ns = _PATIENCE_NS if length - START <= MAX_IDS else 0
+    if length - START > MAX_IDS:
+        patience_ns = 0
     while (view := ends.medium.take(slot, found.gen, length, START)) is None:
         if now() - drained > patience_ns:
             return None, drained, 0
@@ -103,6 +107,7 @@ class Consumer:
         self._ends = ends
         self._times: dict[str, list[int]] = {"descriptor": [], "ids": []}
         self._seen = {"received": 0, "taken": 0, "wrong": 0, "crc": 0}
+        self._missed_in_a_row = 0
 
     def run(self, last: int, how: str) -> dict[str, list[int]] | dict[str, int]:
         """What was noted, or counted."""
@@ -115,8 +120,14 @@ class Consumer:
                 self._slab.closed[1][found.slot] = gen
         return self._times if how == TIME else self._seen
 
+    def _look(self, found: Descriptor) -> tuple[DeviceView | None, int, int]:
+        patience_ns = _PATIENCE_NS if self._missed_in_a_row < _HOPELESS else 0
+        seen = _look(self._name, self._slab, self._ends, found, patience_ns)
+        self._missed_in_a_row = 0 if seen[2] else self._missed_in_a_row + 1
+        return seen
+
     def _time(self, found: Descriptor) -> None:
-        _, drained, usable = _look(self._name, self._slab, self._ends, found)
+        _, drained, usable = self._look(found)
         row = self._slab.tokens[found.slot]
         began = int(row[START : START + STAMP_TOKENS].data.cast("B").cast("q")[0])
         self._times["descriptor"].append(drained - began)
@@ -127,7 +138,7 @@ class Consumer:
         seen, slot = self._seen, found.slot
         length = self._slab.baton[slot] >> LENGTH_SHIFT
         wanted = tokens_of(found.gen, length - START).tobytes()
-        view, _, _ = _look(self._name, self._slab, self._ends, found)
+        view, _, _ = self._look(found)
         seen["received"] += 1
         seen["wrong"] += self._slab.tokens[slot, START:length].tobytes() != wanted
         if view is not None:
