@@ -15,6 +15,7 @@ import pytest
 
 from tests import procfs
 from trserve.gpus.attributes import MPS_ENABLED, mps_enabled
+from trserve.gpus.mps_client import why_not
 
 WORKER = """
 import os, sys, time
@@ -114,13 +115,19 @@ def test_a_signal_of_a_service_manager_means_nothing():
 
 
 class EmulatedDriver:
-    """libcuda's three functions, EMULATED."""
+    """libcuda's functions, EMULATED."""
 
-    def __init__(self, enabled: int, error: int = 0) -> None:
-        self.enabled, self.error = enabled, error
+    def __init__(self, enabled: int, error: int = 0, context_error: int = 0) -> None:
+        self.enabled, self.error, self.context_error = enabled, error, context_error
 
     def cuInit(self, flags: int) -> int:
         return self.error
+
+    def cuDevicePrimaryCtxRetain(self, context: object, device: object) -> int:
+        return self.context_error
+
+    def cuDevicePrimaryCtxRelease_v2(self, device: object) -> int:
+        return 0
 
     def cuDeviceGet(self, device: object, number: int) -> int:
         return 0
@@ -134,3 +141,10 @@ def test_whether_a_device_is_used_through_mps():
     assert mps_enabled(EmulatedDriver(1)) is True
     assert mps_enabled(EmulatedDriver(0)) is False
     assert mps_enabled(EmulatedDriver(1, error=100)) is None
+
+
+def test_a_client_says_why_it_is_none():
+    assert why_not(EmulatedDriver(1)) == ""
+    assert "not used through MPS" in why_not(EmulatedDriver(0))
+    assert "805 (the MPS server cannot be reached)" in why_not(EmulatedDriver(1, error=805))
+    assert "cuDevicePrimaryCtxRetain: CUDA error 2" in why_not(EmulatedDriver(1, context_error=2))

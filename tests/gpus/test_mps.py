@@ -24,6 +24,7 @@ from trserve.gpus.mps import MpsDaemon
 from trserve.gpus.mps_control import PIPE_DIRECTORY
 from trserve.gpus.programs import DriverError
 from trserve.gpus.side import PERCENTAGE
+from trserve.gpus.topology import VISIBLE
 
 MARK = "TRSERVE_TEST_MPS"
 GONE_S = 10.0
@@ -127,6 +128,30 @@ def test_one_that_cannot_be_had(programs: Path, tmp_path: Path, kind: str) -> No
     expected = "an option is refused: -d" if kind == "refuse" else "there is no nvidia-cuda-mps"
     with pytest.raises(DriverError, match=expected):
         MpsDaemon(uuid(0), tmp_path / "mps-0", 100)
+
+
+@pytest.mark.parametrize(
+    ("client", "expected"),
+    [
+        ("print('cuInit: CUDA error 805'); raise SystemExit(1)", "cuInit: CUDA error 805"),
+        ("import time; time.sleep(60)", "does not answer within 1 s"),
+    ],
+)
+def test_one_that_answers_and_takes_in_nobody(
+    programs: Path, tmp_path: Path, monkeypatch, client: str, expected: str
+) -> None:
+    monkeypatch.setattr(MpsDaemon, "CLIENT", (sys.executable, "-c", client))
+    monkeypatch.setattr(mps, "_CLIENT_WITHIN_S", 1.0)
+    with pytest.raises(DriverError, match=f"a client cannot use it: .*{expected}"):
+        MpsDaemon(uuid(0), tmp_path / "mps-0", 100)
+
+
+def test_its_client_is_started_as_a_worker_is(programs: Path, tmp_path: Path, monkeypatch) -> None:
+    client = f"import os; e = os.environ; raise SystemExit(e['{VISIBLE}'] + e['{PIPE_DIRECTORY}'])"
+    monkeypatch.setattr(MpsDaemon, "CLIENT", (sys.executable, "-c", client))
+    place = tmp_path / "mps-0"
+    with pytest.raises(DriverError, match=f"{uuid(1)}{place}/pipe"):
+        MpsDaemon(uuid(1), place, 100)
 
 
 @pytest.mark.slow

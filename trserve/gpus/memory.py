@@ -24,6 +24,9 @@ PLAN: Final = 8 * _MIB
 RESERVE_SHARE: Final = 20
 """One part in so many of a GPU's free memory is left alone: for the MPS server, for what does not
 fit between allocations, and for everybody else."""
+LIMIT_SHARE: Final = 100
+"""One part in so many is left of a GPU's free memory by the limits of its processes, which end one
+that passes its own: most of the reserve is theirs, since what they take is an estimate."""
 
 _LOGITS_WIDTH: Final = 4 + 4 + 2
 """Bytes that a logit takes during a step: as float32, once more while probabilities are worked
@@ -99,6 +102,11 @@ def room_of(free: int) -> int:
     return free - free // RESERVE_SHARE
 
 
+def limits_of(free: int) -> int:
+    """Bytes of a GPU with ``free`` bytes that the limits of its processes may add up to."""
+    return free - free // LIMIT_SHARE
+
+
 def used(needs: Sequence[Need], tokens: int, gpu: int) -> int:
     """Bytes that all models together take of ``gpu``."""
     return sum(need.size(tokens) for need in needs if gpu in need.gpus)
@@ -148,6 +156,7 @@ def process_limits(
 
     Args:
         tokens: of KV, of each model.
+        room: bytes of each GPU that they may add up to (:func:`limits_of`).
         clients: indices of the models whose process is limited.
     """
     sizes = [need.size(count) for need, count in zip(needs, tokens, strict=True)]

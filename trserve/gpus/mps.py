@@ -2,7 +2,8 @@
 
 Private: its pipe and log directories belong to this server alone, so that no other program finds
 it by the usual place, and a fault stays among the workers of one GPU. It counts as running only
-once it has answered. Knows no models; see ``side`` for what a server does with its daemons.
+once it has answered, and a client has used the GPU through it. Knows no models; see ``side`` for
+what a server does with its daemons.
 """
 
 from __future__ import annotations
@@ -13,27 +14,30 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from trserve.gpus.mps_control import LOG_DIRECTORY, PIPE_DIRECTORY, MpsControl
 from trserve.gpus.mps_keeper import BACKGROUND, FAILED, KILL, QUIT, STARTS_WITHIN_S
-from trserve.gpus.programs import MPS_CONTROL, DriverError, find_program
+from trserve.gpus.programs import MPS_CONTROL, DriverError, find_program, run_program
 from trserve.gpus.topology import VISIBLE
 from trserve.waiting import wait_readable
 
 log = logging.getLogger(__name__)
 
-END_WITHIN_S: Final = 8.0
+END_WITHIN_S: Final = 10.0
 """For the daemon to quit, to be signalled, and to be killed."""
 _KEEPER: Final = "trserve.gpus.mps_keeper"
 _KEEPER_S: Final = 2 * STARTS_WITHIN_S + 2.0
 _ANSWERS_WITHIN_S: Final = 5.0
+_CLIENT_WITHIN_S: Final = 15.0
+"""For the daemon to start its server with the first client, which takes some seconds."""
 _LOOK_S: Final = 0.05
 
 
 class MpsDaemon:
-    """A daemon that answers.
+    """A daemon that answers, and takes in clients.
 
     Args:
         uuid: the GPU; it sees no other.
@@ -43,6 +47,8 @@ class MpsDaemon:
     Raises:
         DriverError: it cannot be had; nothing is left of it.
     """
+
+    CLIENT: Sequence[str] = (sys.executable, "-m", "trserve.gpus.mps_client")
 
     def __init__(self, uuid: str, directory: Path, percent: int) -> None:
         program = find_program(MPS_CONTROL)
@@ -65,6 +71,7 @@ class MpsDaemon:
             self._until_it_answers()
             # Before any client: a server takes over at its own start what is the default then.
             self.control.set_default_percentage(percent)
+            self._takes_in({VISIBLE: uuid, **self.environment})
         except DriverError:
             self.close()
             raise
@@ -108,6 +115,13 @@ class MpsDaemon:
                 time.sleep(_LOOK_S)
             else:
                 return
+
+    def _takes_in(self, env: Mapping[str, str]) -> None:
+        """DriverError if a client, started as a worker is, cannot use the GPU."""
+        try:
+            run_program(self.CLIENT, timeout_s=_CLIENT_WITHIN_S, env={**os.environ, **env})
+        except DriverError as error:
+            raise DriverError(f"the daemon answers, and a client cannot use it: {error}") from None
 
     @property
     def is_alive(self) -> bool:

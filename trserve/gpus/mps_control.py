@@ -22,6 +22,7 @@ FAULT: Final = "FAULT"
 
 ANSWER_S: Final = 2.0
 """How long a question may take: the daemon answers from memory."""
+QUIT_S: Final = 4.0
 
 _NUMBER: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*$", re.MULTILINE)
 
@@ -89,8 +90,8 @@ class MpsControl:
         return False
 
     def quit(self) -> None:
-        """End the daemon and its servers."""
-        self.ask("quit")
+        """End the daemon and its servers, which may have to end before it answers."""
+        self.ask("quit", timeout_s=QUIT_S)
 
     def _pids(self, command: str) -> list[int]:
         return [int(word) for word in self.ask(command).split() if word.isdigit()]

@@ -112,7 +112,7 @@ def plan_gpus(wishes: Wishes, models: Sequence[GpuModel], gpus: Sequence[Gpu]) -
     needs = [_need(wishes, model, group) for model, group in zip(models, groups, strict=True)]
     tokens = _tokens(wishes, needs, gpus)
     clients = _clients(wishes.mps, groups, gpus)
-    room = {number: memory.room_of(gpu.free) for number, gpu in enumerate(gpus)}
+    room = {number: memory.limits_of(gpu.free) for number, gpu in enumerate(gpus)}
     limited = {model for each in clients.values() for model in each}
     gpu_plan = GpuPlan(
         uuids=[[gpus[number].uuid for number in group] for group in groups],

@@ -135,7 +135,7 @@ def test_peers_and_names():
     two = CpuDevice(devices=2)
     assert (two.device_count(), two.can_access_peer(0, 1)) == (2, True)
     assert not CpuDevice(devices=2, peers=False).can_access_peer(0, 1)
-    assert "emulated" in two.name and "EMULATED" in two.uuid(0) != two.uuid(1)
+    assert "emulated" in two.name
 
 
 @pytest.mark.parametrize("lag_s", [None, 0.1])

@@ -10,14 +10,16 @@ import inspect
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trserve.ipc.device import cuda_device, cupy_communicator
-from trserve.ipc.device.api import DeviceError
+from trserve.ipc.device.api import DeviceError, Push
 from trserve.ipc.device.cpu_device import CpuDevice
 from trserve.ipc.device.cuda_device import CudaDevice, why_unavailable
 from trserve.ipc.device.inbox import RECORD_BYTES
@@ -167,6 +169,37 @@ def test_no_more_commands_are_under_way_than_there_are(staging):
     assert made.write([(9, 9, 9)] * 3) is None
     assert made.write([(9, 9, 9)] * 2) == 1
     assert not made.is_done(made.last)
+
+
+def test_commands_that_were_never_launched_are_free_again(staging):
+    made, words = staging
+    assert made.write([(1, 2, 3)] * 200) is not None
+    made.take_back(50)
+    for ticket in range(1, 151):
+        assert not made.is_done(ticket)
+        give_back(words, ticket)
+    assert made.is_done(made.last)
+    assert made.write([(1, 2, 3)] * CAPACITY) is not None
+
+
+class RefusingDevice(CudaDevice):
+    """What ``_launch`` needs of one, with a driver that refuses launches."""
+
+    def __init__(self, staging):
+        self._staging, self._staging_lock = staging, threading.Lock()
+        self._stream, self._errors, self._device = nullcontext(), (RuntimeError,), 0
+
+    def _push_kernel(self, *_):
+        raise RuntimeError("out of memory")
+
+
+def test_a_launch_that_is_refused_keeps_no_command(staging):
+    made, _ = staging
+    device = RefusingDevice(made)
+    for _ in range(2 * CAPACITY):
+        with pytest.raises(DeviceError, match="out of memory"):
+            device.push([Push(b"recordxx", 1, 2)])
+    assert made.is_done(made.last)
 
 
 def test_against_a_queue_over_many_rounds(staging):

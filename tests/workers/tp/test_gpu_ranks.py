@@ -64,6 +64,23 @@ def test_two_ranks_decide_what_one_process_decides(tmp_path, case):
         assert not other.is_alive() and not errors
 
 
+class Noted:
+    """A runner and a writer that say when they are called."""
+
+    def __init__(self):
+        self.calls = []
+        self.embedding = None
+
+    def __getattr__(self, name):
+        return lambda *_: self.calls.append(name)
+
+
+def test_a_step_that_nobody_waits_for_keeps_its_tables_until_all_have_taken_it():
+    noted = Noted()
+    FirstCudaRank(noted, noted, noted).forward(None)
+    assert noted.calls == ["tell", "forward", "await_taken"]
+
+
 def test_8_bit_weights_are_refused(tmp_path):
     plan = plan_for(save(make_model("qwen3"), tmp_path), int8=True)
     with pytest.raises(ConfigError, match="int8 is for the CPU"):

@@ -148,6 +148,40 @@ def test_the_writer_waits_for_the_slowest_reader_and_no_longer_than_it_may():
                 slow.done()
 
 
+def test_tables_are_not_written_again_before_all_have_taken_the_plan():
+    """The step's sums are not waited for where the device computes while the host goes on."""
+    with grouped(2) as group:
+        writer, reader, step = group.writer(), group.reader(), inputs()
+        fill(step, [(3, 5)], 1)
+        late = []
+
+        def first():
+            writer.tell(step, None)
+            writer.await_taken()
+            late.append("rank 0 goes on")
+            step.block_tables[:] = -1
+            writer.end()
+
+        def second():
+            taken, _ = reader.next()
+            time.sleep(0.2)
+            assert (taken.block_tables[0, :1] >= 0).all()
+            late.append("rank 1 has read")
+            reader.done()
+
+        together([first, second])
+        assert late == ["rank 1 has read", "rank 0 goes on"]
+
+
+def test_a_rank_that_does_not_take_the_plan_is_waited_for_no_longer_than_it_may():
+    with grouped(2) as group:
+        writer, step = group.writer(timeout_s=0.2), inputs()
+        fill(step, [(1, 0)], 1)
+        writer.tell(step, None)
+        with pytest.raises(GroupLostError):
+            writer.await_taken()
+
+
 @pytest.mark.parametrize("array", ["token_ids", "positions", "slots", "kv_len", "query_start"])
 def test_a_plan_that_is_not_what_was_written_ends_the_group(array):
     with grouped(2, **SIZES) as group:

@@ -68,9 +68,6 @@ class DeviceApi(Protocol):
     def device_count(self) -> int:
         """Devices that this process sees."""
 
-    def uuid(self, device: int) -> str:
-        """The name of a device that is the same in every process."""
-
     def can_access_peer(self, device: int, peer: int) -> bool:
         """Whether kernels of ``device`` may write the memory of ``peer``."""
 

@@ -80,10 +80,6 @@ class CpuDevice:
         """As many as were asked for."""
         return self._devices
 
-    def uuid(self, device: int) -> str:
-        """Not a real one, and no two alike."""
-        return f"EMULATED-{device}"
-
     def can_access_peer(self, device: int, peer: int) -> bool:
         """As was asked for."""
         return self._peers and device != peer

@@ -30,7 +30,7 @@ from trserve.ipc.device.staging import CAPACITY, STAGING_BYTES, Staging
 
 _PORTABLE_AND_MAPPED: Final = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 _HOST_POINTER_IS_DEVICE_POINTER: Final = 91
-_DEVICE_TO_HOST: Final = 2
+_BY_POINTERS: Final = 4  # cudaMemcpyDefault: what is read may be registered host memory
 
 
 def why_unavailable() -> str:
@@ -104,14 +104,6 @@ class CudaDevice:
     def device_count(self) -> int:
         """Visible devices."""
         return int(self._do("getDeviceCount", self._rt.getDeviceCount))
-
-    def uuid(self, device: int) -> str:
-        """As ``nvidia-smi -L`` prints it."""
-        found = self._do("getDeviceProperties", self._rt.getDeviceProperties, device)["uuid"]
-        digits = bytes(found).hex()
-        ends = (8, 12, 16, 20, 32)
-        parts = (digits[a:b] for a, b in zip((0, *ends), ends, strict=False))
-        return "GPU-" + "-".join(parts)
 
     def can_access_peer(self, device: int, peer: int) -> bool:
         """``cudaDeviceCanAccessPeer``."""
@@ -198,7 +190,11 @@ class CudaDevice:
                 return False
             arguments = (self._staging.address, first, CAPACITY - 1)
             with self._stream:
-                self._do("launch", kernel, (len(commands),), (THREADS,), arguments)
+                try:
+                    self._do("launch", kernel, (len(commands),), (THREADS,), arguments)
+                except DeviceError:
+                    self._staging.take_back(len(commands))
+                    raise
         return True
 
     def record(self) -> int:
@@ -215,5 +211,5 @@ class CudaDevice:
         self._do("streamSynchronize", self._stream.synchronize)
         host = ctypes.create_string_buffer(nbytes)
         address = ctypes.addressof(host)
-        self._do("memcpy", self._rt.memcpy, address, pointer, nbytes, _DEVICE_TO_HOST)
+        self._do("memcpy", self._rt.memcpy, address, pointer, nbytes, _BY_POINTERS)
         return host.raw

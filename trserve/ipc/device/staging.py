@@ -51,6 +51,11 @@ class Staging:
             words[at + 1], words[at + 2], words[at + _STATE] = entry, third, -self.last
         return first
 
+    def take_back(self, count: int) -> None:
+        """The last ``count`` commands were never launched: nobody else will give them back."""
+        for ticket in range(self.last - count + 1, self.last + 1):
+            self._words[COMMAND_WORDS * (ticket % CAPACITY) + _STATE] = ticket
+
     def is_done(self, ticket: int) -> bool:
         """Whether ``ticket`` and all before it were given back."""
         while self._retired < ticket:

@@ -52,9 +52,12 @@ def load_onto(
     """
     share = shard.spec(spec)
     with _tensors(device, path, spec, dtype, load_format, shard) as read:
-        return assemble(
+        decoder = assemble(
             share, lambda name: read(name).to(device), progress, token_map=token_map, shard=shard
         )
+    # Parts of weights that were put together stay with torch, where nothing else can have them.
+    torch.cuda.empty_cache()
+    return decoder
 
 
 @contextmanager

@@ -258,9 +258,13 @@ def graph_device(device: torch.device) -> GraphDevice:
 
 
 def freeze_after_capture() -> None:
-    """Nothing captured is garbage: the collector need never walk it again."""
+    """Nothing captured is garbage: the collector need never walk it again.
+
+    What torch has over is given back: links and libraries allocate on the GPU without asking it.
+    """
     gc.collect()
     gc.freeze()
+    torch.cuda.empty_cache()
 
 
 def _nothing() -> None:

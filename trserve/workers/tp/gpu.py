@@ -171,7 +171,10 @@ class FirstCudaRank:
     def forward(self, step: StepInputs, also: NDArray[np.int64] | None = None) -> ForwardOutput:
         """Compute ``step`` on all ranks. GroupLostError if one is gone or hangs."""
         self._writer.tell(step, also)
-        return self._inner.forward(step, also)
+        output = self._inner.forward(step, also)
+        # It is under way here and nobody waits for its sums, but its tables are about to change.
+        self._writer.await_taken()
+        return output
 
     def decide(self, step: StepInputs, ask: StepAsk) -> ForwardOutput:
         """:meth:`forward`, and decide here on its rows."""

@@ -6,7 +6,8 @@ not copied: rank 0 keeps its own in the group's memory (:meth:`PlanWriter.adopt`
 read them. So nothing is packed, and no step costs more for a longer context.
 
 That is safe because the sums of a step hold the ranks together. A rank reads the tables before it
-gives its part of the step's last sum, and rank 0 writes them only after it has that sum. The
+gives its part of the step's last sum, and rank 0 writes them only after it has that sum; where it
+does not wait for that, on a device, it waits until all have taken the plan instead. The
 entries, of which a rank may still read something after the last sum, are two, and each is written
 anew only when all ranks are done with it.
 
@@ -145,6 +146,17 @@ class PlanWriter:
         checked = number % CHECK_EVERY == 0
         counts[_DIGEST] = digest(number, plan, self._memory.tables) if checked else _NO_DIGEST
         self._ring(number + 1)
+
+    def await_taken(self) -> None:
+        """Return once all ranks are done with the plan that was told last.
+
+        For whoever writes the block tables again without having waited for the step's sums.
+
+        Raises:
+            GroupLostError: another rank has stopped, or hangs.
+        """
+        for waiter in self._done:
+            waiter.reach(self._number)
 
     def end(self) -> None:
         """Let the other ranks leave: there will be no further step."""
