@@ -102,6 +102,48 @@ def test_a_failure_is_told_once(finish: Finish) -> None:
         assert row.sink.error is None
 
 
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("finish", [Finish.ROUTER_ERROR, Finish.NUMERIC_ERROR, Finish.WORKER_LOST])
+def test_an_answer_that_was_complete_before_a_failure_is_an_answer(
+    finish: Finish, paused: bool
+) -> None:
+    """Whoever has the baton goes on after a stop string until the gateway has seen it."""
+    with world() as w:
+        row = Row(w, ListSink(), stops=("B",))
+        row.sink.paused = paused
+        last = row.write("ABC", finish)
+        row.generation.advance(last)
+        row.sink.paused = False
+        row.generation.advance(last)
+        assert (row.sink.text, row.sink.finish_reason, row.sink.error) == ("A", "stop", None)
+
+
+def test_what_was_committed_before_a_failure_comes_before_it() -> None:
+    with world() as w:
+        row = Row(w, ListSink())
+        row.advance("AB", Finish.ROUTER_ERROR)
+        assert row.sink.text == "AB" and row.sink.error is not None
+
+
+@pytest.mark.parametrize("finish", [Finish.LENGTH, Finish.NONE])
+def test_the_end_of_everything_takes_no_answer_that_is_there(finish: Finish) -> None:
+    """Also of a client that reads too slowly to have been told."""
+    lost = RequestError("lost", status=503)
+    with world() as w:
+        row = Row(w, ListSink())
+        row.sink.paused = True
+        word = row.write("ABC", finish)
+        row.generation.advance(word)
+        row.generation.conclude(word, lost)
+        assert row.sink.text == "ABC" and row.generation.ended
+        done = finish is Finish.LENGTH
+        assert (row.sink.finish_reason, row.sink.error) == (
+            ("length", None) if done else (None, lost)
+        )
+        row.generation.conclude(word, lost)
+        assert len(row.sink.deltas) == 1
+
+
 @pytest.mark.parametrize(("barred", "code"), [(False, "numeric_error"), (True, "grammar_failed")])
 def test_the_extras_tell_whose_fault_it_was(barred: bool, code: str) -> None:
     with world() as w:

@@ -290,6 +290,12 @@ class Dispatcher:
         """End every request with ``error``, also one that is still on its way here."""
         self._queue.close(error)
         for generation in tuple(self._live.values()):
-            generation.fail(error)
+            word = self._slab.baton[generation.slot.index]
+            load_fence()
+            try:
+                generation.conclude(word, error)
+            except Exception:
+                log.exception("a stream failed")
+                generation.break_off(error)
             self._settle(generation)
         self._collect()

@@ -16,7 +16,7 @@ from trserve.gateway.model_links import ModelLinks
 from trserve.gateway.responses import usage_dict
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
-from trserve.ipc.baton import BANK_SHIFT, FINISH_MASK, HOP_MASK, LENGTH_SHIFT, Finish, unpack
+from trserve.ipc.baton import BANK_SHIFT, FINISH_MASK, HOP_MASK, LENGTH_SHIFT, Baton, Finish, unpack
 from trserve.ipc.extras import Extras, read_extras
 from trserve.ipc.fence import load_fence
 from trserve.ipc.slab import Slab
@@ -131,13 +131,35 @@ class Generation:
         if not self.begun and word & _FINISH_OR_HOP == 0 and word >> LENGTH_SHIFT == self._position:
             return  # published, and its first worker is at the prompt
         baton = unpack(word)
+        error = self._failure(word, baton)
+        self._show(word, baton, Finish.NONE if error else baton.finish)
+        if error is not None:
+            self.fail(error)
+
+    def conclude(self, word: int, error: RequestError) -> None:
+        """End with ``error`` after what ``word`` covers, which may be a whole answer.
+
+        Also where the sink is paused: there will be nothing to wait for.
+        """
+        if not self.ended:
+            baton = unpack(word)
+            failed = self._failure(word, baton) is not None
+            self._show(word, baton, Finish.NONE if failed else baton.finish)
+            self.fail(error)
+
+    def _failure(self, word: int, baton: Baton) -> RequestError | None:
         barred = baton.finish is Finish.NUMERIC_ERROR and self._extras(word).empty
         error = failure(baton.finish, barred=barred)
         if baton.finish is Finish.WORKER_LOST and self._links is not None:
             error = self._links.failure(baton.owner) or error
-        if error is not None:
-            self.fail(error)
-            return
+        return error
+
+    def _show(self, word: int, baton: Baton, finish: Finish) -> None:
+        """Give the sink the tokens that are new, and the end if ``finish`` or they are one.
+
+        Tokens that were committed before a failure come first: a stop string among them ended the
+        answer before it happened.
+        """
         row, start, end = self.slot.index, self._position, baton.length
         # While the slot is ours: usage may be asked for later. -1 where no worker has begun.
         self._cached_tokens = max(0, self._slab.cached[row])
@@ -145,7 +167,7 @@ class Generation:
         sources = self._slab.source[row, start:end].tolist()
         self._position = end
         self.handoffs = baton.hop
-        delta = self._answer.push(tokens, sources, baton.finish)
+        delta = self._answer.push(tokens, sources, finish)
         if tokens and not self.begun:
             self.begun = True
             if self._meter is not None:
