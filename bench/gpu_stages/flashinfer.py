@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from trserve.models.cuda.attention import (
 MOST_ERROR: Final = 1e-2
 _BLOCK: Final = 16
 _REPEATS: Final = 20
+_BUCKET: Final = 8
 
 
 class Shape(NamedTuple):
@@ -59,7 +61,8 @@ def flashinfer(device: str, quick: bool) -> dict[str, Any]:
                 refusals[name] = told(error)
                 break
         tell({"rows": rows, "refusals": refusals})
-    worst = float(np.max([row["error"] for row in rows], initial=0.0))  # NaN stays
+    errors = [row[name] for row in rows for name in ("error", "graph_error") if name in row]
+    worst = float(np.max(errors, initial=0.0))  # NaN stays
     found: dict[str, Any] = {"tables": {"attention": rows}, "refusals": refusals}
     found["summary"] = f"largest difference {worst:.1e} over {len(rows)} shapes"
     if device == "cpu":
@@ -74,7 +77,10 @@ def flashinfer(device: str, quick: bool) -> dict[str, Any]:
 
 
 def compare(name: str, shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """The largest difference of backend ``name`` over ``shape``, and what a plan takes."""
+    """The largest difference of backend ``name`` over ``shape``, and what a plan takes.
+
+    Rows of one width also as a graph has them, beside rows of padding, which must come out at zero.
+    """
     generator = torch.Generator().manual_seed(5)
     blocks = [-(-length // _BLOCK) for length in shape.lengths]
     cache = torch.randn(sum(blocks) + 1, 2, shape.kv_heads, _BLOCK, shape.dim, generator=generator)
@@ -88,14 +94,25 @@ def compare(name: str, shape: Shape, device: torch.device, dtype: torch.dtype) -
     for _ in range(_REPEATS):
         backend.plan(geometry)
     plan_us = (time.perf_counter() - began) / _REPEATS * 1e6
-    error = (found.float().cpu() - exact).abs().max() / exact.abs().max()
-    return {
+    row = {
         "backend": name,
         "heads": f"{shape.heads}/{shape.kv_heads} x {shape.dim}",
         "width": shape.width or "ragged",
-        "error": float(error),
+        "error": _apart(found, exact),
         "plan_us": plan_us,
     }
+    if shape.width:
+        padded = torch.zeros(_BUCKET * shape.width, *q.shape[1:])
+        padded[: len(q)] = q
+        found = _run(backend, replace(geometry, bucket=_BUCKET), padded.to(device, dtype))
+        wanted = torch.zeros(padded.shape)
+        wanted[: len(q)] = exact
+        row["graph_error"] = _apart(found, wanted)
+    return row
+
+
+def _apart(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.float().cpu() - exact).abs().max() / exact.abs().max())
 
 
 def _geometry(shape: Shape, blocks: list[int]) -> BatchGeometry:
@@ -118,6 +135,7 @@ def _backend(name: str, cache: torch.Tensor, shape: Shape) -> AttentionBackend:
         max_rows=8,
         max_tokens=64,
         max_blocks_per_row=128,
+        graphs=[(_BUCKET, shape.width)] if shape.width else [],
     )
     return choose_backend(name, paged)
 

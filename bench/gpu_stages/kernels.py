@@ -25,7 +25,9 @@ from bench.gpu_stages.engine import golden_equality, large_name
 from bench.gpu_stages.flashinfer import SHAPES, compare
 from bench.gpu_stages.models import Rows, decide_tokens, decoder_of, runner_of
 from tests.procfs import descendants
+from trserve.errors import ModelUnavailableError
 from trserve.workers.cuda.host_time import measure_host_time
+from trserve.workers.cuda.runner import CudaRunner
 from trserve.workers.in_step import StepAsk
 from trserve.workers.row_sampling import greedy
 
@@ -33,6 +35,8 @@ _ROWS: Final = 8
 _SPARE_S: Final = 12.0
 """Of a stage's time, for its imports before and its result after."""
 _HALF: Final = torch.bfloat16
+_PROMPT: Final = 100
+"""Tokens; those of the users of later stages are as long."""
 
 
 def kernels(device: str, quick: bool, limit_s: float = 90.0) -> dict[str, Any]:
@@ -96,7 +100,15 @@ def _one_layer(name: str, device: torch.device) -> None:
         rows = Rows(_ROWS, 400, 1, [70, 3, 5, 12, 30, 2, 9, 17])
         rows.prefill(runner)
         decide_tokens(runner, rows, StepAsk(greedy(_ROWS), np.full(_ROWS, 0.5, np.float32)))
+        _prompts(runner)
         runner.close()
+
+
+def _prompts(runner: CudaRunner) -> None:
+    """Of several rows at once: how keys are shared out depends on how many there are."""
+    for count in (2, 3, 5):
+        rows = Rows(count, 400, 1, [_PROMPT] * count)
+        runner.forward(rows.next_step())
 
 
 def _small(device: torch.device) -> None:
@@ -113,10 +125,11 @@ def _host(device: torch.device) -> None:
 
 def _other_heads(device: torch.device) -> None:
     """Sizes of heads that the models above do not have."""
-    for name in ("flashinfer", "triton"):
+    for name in ("triton", "flashinfer"):
         for shape in SHAPES:
             if shape.dim == 64:
-                compare(name, shape, device, _HALF)
+                with suppress(ModelUnavailableError):  # flashinfer, which is optional
+                    compare(name, shape, device, _HALF)
 
 
 JOBS: Final[dict[str, Callable[[torch.device], None]]] = {

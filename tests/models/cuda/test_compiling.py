@@ -41,9 +41,7 @@ def attention(dtype, group, dim, tile, splits):
     return (
         {**ATTENTION, "q": dtype, "kv": dtype, "out": dtype},
         {**GEOMETRY, "GROUP": group, "DIM": dim, "DIM_PADDED": dim, "TILE": tile, "SPLITS": splits}
-        | {"KEYS": 32 if exact else 64, "PRECISION": "ieee" if exact else "tf32"}
-        # A launch makes a constant of a number that is 1.
-        | ({"tiles": 1} if tile == 16 else {}),
+        | {"KEYS": 32 if exact else 64, "PRECISION": "ieee" if exact else "tf32"},
         {"num_warps": 4, "num_stages": 1 if exact else 2},
     )
 

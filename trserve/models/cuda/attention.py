@@ -254,8 +254,8 @@ def _import_failure() -> str:
     """Why flashinfer cannot be imported; empty if it can."""
     try:
         importlib.import_module("flashinfer")
-    except (ImportError, OSError, RuntimeError) as error:
-        return str(error)
+    except Exception as error:  # of whatever a package does that meets others than it expects
+        return f"{type(error).__name__}: {error}"
     return ""
 
 

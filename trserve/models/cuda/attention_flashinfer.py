@@ -10,6 +10,7 @@ Knows flashinfer's wrappers; nothing of layers' weights or of graphs beyond thei
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import torch
@@ -24,6 +25,8 @@ _LAYOUT: Final = "HND"
 
 _OVERFLOW: Final = "AlignedAllocator"
 """What its planner names where a buffer has too few bytes."""
+
+_BUILD_ERROR: Final = re.compile(r"\b(error|FAILED|fatal)\b")
 
 _WRAPPERS_OWN: Final = ("_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
 """8 MiB each on the device and pinned, in every wrapper: one of each serves all, as a plan is made
@@ -180,9 +183,14 @@ def _failure(error: Exception) -> str:
             "otherwise than those that are known; TRSERVE_ATTENTION=triton attends without it"
         )
     return (
-        f"flashinfer could not plan, or not build its kernels ({lines[-1]}); it needs nvcc and "
-        "ninja, or kernels built before; TRSERVE_ATTENTION=triton attends without it"
+        f"flashinfer could not plan, or not build its kernels ({_telling(lines)}); it needs nvcc "
+        "and ninja, or kernels built before; TRSERVE_ATTENTION=triton attends without it"
     )
+
+
+def _telling(lines: list[str]) -> str:
+    """The line of a failed build that says why: what follows only says that it has stopped."""
+    return next((line for line in lines if _BUILD_ERROR.search(line)), lines[-1])
 
 
 def use_tensor_cores(group: int) -> bool:

@@ -8,6 +8,7 @@ Knows plans and shapes; nothing of any one backend, and stores nothing in the ca
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,8 @@ _WIDEST: Final = 64
 
 
 def try_out(backend: AttentionBackend, paged: PagedLayers) -> None:
-    """Attend once for a row of one token, and once for a row of several, over the dummy block.
+    """Attend once for a row of one token, and once for a row of several, over the dummy block; then
+    as the largest graphs of either kind will, which plan otherwise.
 
     Raises:
         ModelUnavailableError: the backend has no kernels for this device, and cannot build them.
@@ -28,16 +30,30 @@ def try_out(backend: AttentionBackend, paged: PagedLayers) -> None:
     """
     room = min(paged.max_tokens, paged.max_blocks_per_row * paged.block_size)
     for width in sorted({1, min(_WIDEST, room)}):
-        backend.plan(_one_row(paged, width))
-        q = torch.zeros(
-            width, paged.num_heads, paged.head_dim, dtype=paged.dtype, device=paged.device
-        )
-        backend.run(0, q, torch.empty_like(q))
+        _attend(backend, paged, _one_row(paged, width))
+    if backend.replays:
+        for rows, width in _largest_graphs(paged):
+            _attend(backend, paged, _one_row(paged, width, rows))
     if paged.device.type == "cuda":
         torch.cuda.current_stream(paged.device).synchronize()
 
 
-def _one_row(paged: PagedLayers, width: int) -> BatchGeometry:
+def _attend(backend: AttentionBackend, paged: PagedLayers, batch: BatchGeometry) -> None:
+    backend.plan(batch)
+    shape = (batch.tokens, paged.num_heads, paged.head_dim)
+    q = torch.zeros(shape, dtype=paged.dtype, device=paged.device)
+    backend.run(0, q, torch.empty_like(q))
+
+
+def _largest_graphs(paged: PagedLayers) -> list[tuple[int, int]]:
+    """Rows and width of the largest graph of decodes, and of the largest of wider rows."""
+    kinds = [
+        [graph for graph in paged.graphs if (graph[1] > 1) == wider] for wider in (False, True)
+    ]
+    return [max(graphs, key=math.prod) for graphs in kinds if graphs]
+
+
+def _one_row(paged: PagedLayers, width: int, bucket: int = 0) -> BatchGeometry:
     blocks = -(-width // paged.block_size)
     return BatchGeometry(
         num_rows=1,
@@ -45,4 +61,5 @@ def _one_row(paged: PagedLayers, width: int) -> BatchGeometry:
         kv_len=np.array([width], np.int32),
         block_tables=np.full((1, blocks), paged.dummy, np.int32),
         width=width,
+        bucket=bucket,
     )

@@ -185,7 +185,8 @@ def rope_and_store(
     )
 
 
-@triton.jit
+# One of any number of ids, odd ones too, lest it be compiled in mid-step.
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["sources"])
 def take_ids_kernel(
     ids: tl.tensor, sources: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
 ) -> None:

@@ -26,7 +26,8 @@ _LARGEST_TILE: Final = 64
 what registers hold. In float32, without tensor cores, registers hold no more than the least."""
 
 
-@triton.jit
+# Steps of other widths have other numbers of tiles: compiled anew for each kind, in mid-step.
+@triton.jit(do_not_specialize=["tiles"])
 def attention_kernel(
     q: tl.tensor,
     kv: tl.tensor,

@@ -148,10 +148,11 @@ def select_kernel(
         prefix, above, target = picked(
             before, states_before, target, row, BY_WEIGHT, PASS == 1, PARTS, PADDED
         )
-        if part == 0:
-            tl.store(states_after + row * _STATE, prefix.to(tl.float64))
-            tl.store(states_after + row * _STATE + 1, above)
-            tl.store(states_after + row * _STATE + 2, target)
+        # A mask and no branch: what sums over a program's threads must not move behind one.
+        first = part == 0
+        tl.store(states_after + row * _STATE, prefix.to(tl.float64), mask=first)
+        tl.store(states_after + row * _STATE + 1, above, mask=first)
+        tl.store(states_after + row * _STATE + 2, target, mask=first)
         values = tl.where(key >> (32 - _DIGIT_BITS * number) == prefix, values, 0.0)
     digit = (key >> (28 - _DIGIT_BITS * number)) & 15
     to = after + (row * PARTS + part) * _DIGITS
