@@ -143,6 +143,25 @@ def test_plans_say_types_scale_and_lengths(stand_in):
     assert options["non_blocking"] is True
 
 
+def test_plans_of_wider_rows_say_how_wide(stand_in):
+    batch = batches.make([(3, 5), (7, 12)])
+    FlashinferAttention(batch.paged).plan(batch.geometry)
+    (options,) = stand_in[0].plans
+    assert options["max_token_per_sequence"] == 7 and options["causal"] is True
+
+
+def test_what_a_compiler_says_is_told_and_not_that_the_build_stopped(stand_in, monkeypatch):
+    def plan(*arrays, **options):
+        raise RuntimeError(
+            "Ninja build failed\nFAILED: a.o\nx.cu(3): error: no\nninja: build stopped."
+        )
+
+    monkeypatch.setattr(Decode, "plan", plan)
+    batch = batches.make([(1, 5)])
+    with pytest.raises(ModelUnavailableError, match=r"\(x.cu\(3\): error: no\)"):
+        FlashinferAttention(batch.paged).plan(batch.geometry)
+
+
 def test_kernels_that_cannot_be_built_are_one_clear_error(stand_in, monkeypatch):
     def plan(*arrays, **options):
         raise RuntimeError("a long story\nCould not find nvcc")

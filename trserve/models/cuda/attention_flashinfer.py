@@ -26,7 +26,7 @@ _LAYOUT: Final = "HND"
 _OVERFLOW: Final = "AlignedAllocator"
 """What its planner names where a buffer has too few bytes."""
 
-_BUILD_ERROR: Final = re.compile(r"\b(error|FAILED|fatal)\b")
+_BUILD_ERROR: Final = re.compile(r"\b(error|fatal)\b")
 
 _WRAPPERS_OWN: Final = ("_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
 """8 MiB each on the device and pinned, in every wrapper: one of each serves all, as a plan is made
@@ -101,7 +101,10 @@ class FlashinferAttention:
             "seq_lens": self._lengths[:rows],
             "non_blocking": True,
         }
-        return options if batch.width == 1 else {**options, "causal": True}
+        if batch.width == 1:
+            return options
+        # Known here; it would look for the largest of its own array, one number at a time.
+        return {**options, "causal": True, "max_token_per_sequence": self._host.widest}
 
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attend in ``layer``."""
