@@ -88,7 +88,7 @@ class NcclSide:
         ring(self.fd)
 
     def close(self) -> None:
-        """Nobody looks after connections any more: theirs have been closed, and have had time."""
+        """What connections have under way is aborted: they were closed, and have had time."""
         self._watchdog.close()
 
     def quiet(self) -> None:

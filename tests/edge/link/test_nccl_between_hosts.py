@@ -89,7 +89,7 @@ class Hosts:
 
 @contextmanager
 def hosts(*, timeout_s: float = PATIENCE_S, **given: Any) -> Iterator[Hosts]:
-    api = CpuDevice()
+    api, before = CpuDevice(), set(threading.enumerate())
     made = EmulatedCommunicators(api)
     sides = tuple(NcclSide(api, made, name="emulated nccl", timeout_s=timeout_s) for _ in "ab")
     with joined(router=ROUTER, nccl=sides, **given) as j:
@@ -98,8 +98,18 @@ def hosts(*, timeout_s: float = PATIENCE_S, **given: Any) -> Iterator[Hosts]:
         found.cloud.close()
         found.port.close()
         made.close()
+        await_ended(before)
         early = [file.words[EARLY_SENDS] for file in made.files]
         assert not any(early), "sent before the receive was posted"
+
+
+def await_ended(before: set[threading.Thread]) -> None:
+    """No thread of a connection outlives its side: one that waits for a message would for ever."""
+    ours = ("nccl-hosts", "link-watchdog")
+    deadline = time.monotonic() + PATIENCE_S
+    while left := [t for t in set(threading.enumerate()) - before if t.name in ours]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.001)
 
 
 def threads(exchanges: list[Exchange]) -> list[threading.Thread]:
@@ -274,6 +284,7 @@ def test_with_one_side_alone_ids_travel_by_tcp_and_the_log_says_so(
         j.run(*slots)
         check(j, slots)
         assert j.home.cloud.counts.nccl_handoffs == 0
+    side.close()
     said = [r.getMessage() for r in caplog.records if "ids travel by tcp" in r.getMessage()]
     assert len(said) == 1
     assert ("whoever dials has no --link nccl" if lacking == 0 else "it has no") in said[0]

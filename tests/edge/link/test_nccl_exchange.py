@@ -85,6 +85,7 @@ def test_frames_of_a_session_keep_their_order_and_others_pass() -> None:
     assert seen[5:] == wanted
     for exchange in (a, b):
         exchange.close(1.0)
+    side.close()
 
 
 def test_the_next_message_may_be_announced_before_the_last_is_taken() -> None:
@@ -115,12 +116,14 @@ def test_the_next_message_may_be_announced_before_the_last_is_taken() -> None:
         exchange._receiving._whole = nccl_frames.whole(parted, message)
         exchange.collect(lambda frame: True, note)
         assert seen == wanted
+    side.close()
 
 
 def test_a_failure_beside_a_frame_that_became_whole_is_noticed_at_once() -> None:
     """The ring that told of both is silenced already."""
     api = CpuDevice()
-    exchange = Exchange.open(NcclSide(api, EmulatedCommunicators(api), name="emulated nccl"), "x")
+    side = NcclSide(api, EmulatedCommunicators(api), name="emulated nccl")
+    exchange = Exchange.open(side, "x")
     parts = nccl_frames.part(1, handoff(7, 1))
     assert exchange is not None and parts is not None
     exchange._receiving._thread = threading.current_thread()  # as if begun
@@ -132,6 +135,7 @@ def test_a_failure_beside_a_frame_that_became_whole_is_noticed_at_once() -> None
     seen: list[bytes] = []
     exchange.collect(lambda frame: True, seen.append)
     assert seen == [whole] and exchange.failure
+    side.close()
 
 
 def test_a_message_that_nobody_aborts_is_given_up_all_the_same() -> None:
@@ -147,6 +151,7 @@ def test_a_message_that_nobody_aborts_is_given_up_all_the_same() -> None:
     time.sleep(0.03)
     exchange.collect(lambda frame: True, lambda frame: None)
     assert "overdue" in exchange.failure
+    side.close()
 
 
 class Stuck:

@@ -197,6 +197,24 @@ def test_the_watchdog_aborts_what_takes_too_long_or_has_no_peer(settings):
     watchdog.close()
 
 
+def test_a_watchdog_that_is_closed_leaves_nothing_under_way():
+    """Whoever waits for an operation has no other bound."""
+    (early, first), (late, second) = guarded(), guarded()
+    watchdog = Watchdog(0.01)
+    watchdog.add(first)
+    waiting = threading.Thread(target=first.run, args=(lambda: None,))
+    waiting.start()
+    watchdog.close()
+    waiting.join(5.0)
+    assert not waiting.is_alive() and early.aborts == 1
+    deadline = time.monotonic() + 5.0
+    while not watchdog._is_over:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    watchdog.add(second)  # its join took so long
+    assert late.aborts == 1 and second.run(lambda: None) is False
+
+
 def test_an_abort_that_fails_leaves_the_watchdog_to_the_others(caplog):
     def fails():
         raise RuntimeError("unhandled system error")

@@ -132,22 +132,36 @@ class Watchdog:
         self._interval_s = interval_s
         self._lock = threading.Lock()  # of those who add; what is looked through is never changed
         self._guarded: list[Guarded] = []
+        self._is_over = False
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="link-watchdog", daemon=True).start()
 
     def add(self, guarded: Guarded) -> None:
-        """Look after one more, and no longer after those that are over; from any thread."""
+        """Look after one more, and no longer after those that are over; from any thread.
+
+        Once this is closed, one whose join comes late is aborted at once: nobody else would.
+        """
         with self._lock:
             self._guarded = [*(g for g in self._guarded if not g.is_aborted), guarded]
+            is_over = self._is_over
+        if is_over:
+            guarded.abort()
 
     def close(self) -> None:
-        """End the thread."""
+        """Have all communicators aborted, and end the thread; does not wait."""
         self._closed.set()
 
     def _run(self) -> None:
         while not self._closed.wait(self._interval_s):
-            for guarded in self._guarded:
-                try:
-                    guarded.watch()
-                except Exception:  # the library's; it has the flag, and the others need this thread
-                    log.exception("a communicator could not be aborted")
+            self._each(Guarded.watch)
+        with self._lock:
+            self._is_over = True
+        # An operation without a watchdog would be waited for without a bound.
+        self._each(Guarded.abort)
+
+    def _each(self, act: Callable[[Guarded], object]) -> None:
+        for guarded in self._guarded:
+            try:
+                act(guarded)
+            except Exception:  # the library's; it has the flag, and the others need this thread
+                log.exception("a communicator could not be aborted")
