@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from tests.gateway.stack import new_plan
 from tests.workers.fakes import World, world
 from trserve.endpoint_plan import EndpointPlan
+from trserve.gateway import connection as connection_module
 from trserve.gateway import long_work
 from trserve.gateway.app import App, Phase
 from trserve.gateway.connection import Connection, Timeouts
@@ -245,6 +246,55 @@ def test_a_client_that_vanishes_leaves_nothing_wherever_it_was(
         await g.check_nothing_left()
 
     play(story, folder, slots=1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_vanishes_is_noticed_after_a_long_body(folder: Path, stream: bool) -> None:
+    """Its last part, of more than what stops the reading, comes after the headers were seen."""
+
+    async def story(g: Gateway) -> None:
+        _, writer = await g.connect()
+        asked = request(stream=stream, max_tokens=50)
+        body = asked.partition(b"\r\n\r\n")[2] + b" " * 70_000
+        writer.write(asked.partition(b"content-length")[0])
+        writer.write(f"content-length: {len(body)}\r\n\r\n".encode())
+        await g.until(lambda: len(g.state.tasks) == 1)
+        await asyncio.sleep(0.01)  # it waits for the body
+        connection: Any = next(iter(g.state.connections))
+        connection.data_received(body)
+        await g.until(lambda: g.dispatcher.num_live == 1)
+        assert not connection.flow.read_paused
+        writer.transport.abort()
+        await g.until(lambda: not g.state.tasks)
+        await g.check_nothing_left()
+
+    play(story, folder)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_slow_client_has_its_time_as_long_as_it_reads(
+    folder: Path, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "STALLED_CLIENT_S", 0.3)
+
+    async def story(g: Gateway) -> None:
+        raw = socket.socket()
+        raw.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(raw, ("127.0.0.1", g.port))
+        await g.until(lambda: len(g.state.connections) == 1)
+        connection: Any = next(iter(g.state.connections))
+        size = 64 << 20
+        connection.write(b"x" * size)
+        assert connection.paused
+        while reads and size and not connection.lost:
+            size -= len(await loop.sock_recv(raw, 1 << 18))
+            await asyncio.sleep(0.005)
+        assert not size or not reads
+        await g.until(lambda: connection.lost is not reads)
+        raw.close()
+
+    play(story, folder)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_HEADERS: Final = 128
 MAX_HEADER_BYTES: Final = 64 * 1024
 STALLED_CLIENT_S: Final = 60.0
+"""For :data:`LEAST_BODY_BYTES` of an answer to be taken, where more waits."""
 SECOND_PROBE_S: Final = 0.02
 PROBE_EVERY_S: Final = 1.0
 
@@ -180,6 +181,10 @@ class Connection(HttpToolsProtocol):
             self._body_timer = None
         if self.cycle is not None:
             super().on_message_complete()
+            # A long last part stopped the reading, and nobody asks for more of this request: while
+            # nothing is read, a client that leaves is not noticed.
+            if not self.pipeline:
+                self.flow.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -291,7 +296,18 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self.paused = True
-        self._stalled = self.loop.call_later(STALLED_CLIENT_S, self.transport.abort)
+        self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(STALLED_CLIENT_S, self._on_stalled, left)
+
+    def _on_stalled(self, left: int) -> None:
+        """End one that takes next to nothing of the ``left`` bytes; a slow one that reads may."""
+        if left - self.transport.get_write_buffer_size() >= LEAST_BODY_BYTES:
+            self._watch_writing()
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
