@@ -288,6 +288,34 @@ def test_events_are_cumulative_or_incremental(style: Style) -> None:
     play(story())
 
 
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_prompt_is_repeated_with_all_else_or_shown_once(style: Style, incremental: bool) -> None:
+    async def story() -> None:
+        socket = Socket()
+        wanted = parse(
+            input_ids=[A, B],
+            stream=True,
+            return_logprob=True,
+            logprob_start_len=0,
+            top_logprobs_num=2,
+        )
+        sink = GenerateStream(
+            wanted, style._replace(incremental=incremental), socket, chunked=False
+        )
+        sink.open()
+        feed(sink, DELTAS, [A, B])
+        await sink.ended
+        *parts, _ = events(socket)
+        entries = [part["meta_info"]["input_token_logprobs"] for part in parts]
+        tops = [part["meta_info"]["input_top_logprobs"] for part in parts]
+        whole = [[None, A, None], [-0.5, B, None]]
+        whole_tops = [None, [[-0.5, B, None], [-2.0, END, None]]]
+        assert entries == [whole, *([[], []] if incremental else [whole, whole])]
+        assert tops == [whole_tops, *([[], []] if incremental else [whole_tops, whole_tops])]
+
+    play(story())
+
+
 def test_several_answers_are_told_apart(style: Style) -> None:
     async def story() -> None:
         socket = Socket()

@@ -25,6 +25,7 @@ from trserve.ipc.annotations import Annotation
 
 WEIGHT_VERSION: Final = "default"
 Entry = list[Any]
+_EMPTY: Final = orjson.Fragment(b"[]")
 """``[log probability, id, text or null]`` of one token."""
 
 
@@ -57,13 +58,12 @@ class Shown:
         self._style = style
         self._trace = trace
         self._began_s = time.perf_counter()
-        self._input: list[Entry] | None = None
-        self._input_tops: list[list[Entry] | None] = []
         self._reason: dict[str, Any] | None = None
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was shown of the output."""
+        """Forget what was shown, of the prompt and the output."""
+        self._input = self._input_tops = _EMPTY
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._sources: list[int] = []
@@ -89,12 +89,17 @@ class Shown:
 
         An abort may leave the end of the prompt without any.
         """
-        self._input = []
+        entries: list[Entry] = []
+        tops: list[list[Entry] | None] = []
         for position in range(self._ask.start, len(annotations) + 1):
             token = self._prompt_ids[position]
             annotation = annotations[position - 1] if position else None
-            self._input.append(self._entry(annotation and annotation.logprob, token))
-            self._input_tops.append(annotation and self._tops(annotation))
+            entries.append(self._entry(annotation and annotation.logprob, token))
+            tops.append(annotation and self._tops(annotation))
+        # Encoded once: a stream that repeats the whole answer has them in every event.
+        self._input = orjson.Fragment(orjson.dumps(entries))
+        if self._ask.tops:
+            self._input_tops = orjson.Fragment(orjson.dumps(tops))
 
     def _entry(self, logprob: float | None, token: int) -> Entry:
         return [logprob, token, self._style.names.name(token) if self._ask.texts else None]
@@ -134,7 +139,7 @@ class Shown:
 
     def _show_logprobs(self, meta: dict[str, Any], tops: int) -> None:
         if self._ask.start != OUTPUT_ONLY:
-            meta["input_token_logprobs"] = self._input or []
+            meta["input_token_logprobs"] = self._input
         meta["output_token_logprobs"] = self._output
         if tops:
             if self._ask.start != OUTPUT_ONLY:
