@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -107,6 +108,38 @@ def test_a_prompt_alone_can_be_scored(embedded: Engine) -> None:
         assert step.logprobs is not None
         assert math.isclose(step.logprobs[0].logprob, each.logprob, abs_tol=1e-4)
         assert list(step.logprobs[0].top) == list(each.top)
+
+
+def test_more_log_probabilities_than_there_is_room_for_are_waited_for(embedded: Engine) -> None:
+    slots = embedded._session._dispatcher._slots
+    kept, slots._free_pages = slots._free_pages, slots._free_pages[:6]
+    options = {"logprobs": 20, "max_tokens": 200, **WARM}
+    try:
+        answers = many(embedded.generate([[n] for n in range(1, 5)], **options))
+    finally:
+        slots._free_pages = kept
+    assert len(answers) == 4
+    assert all(a.logprobs is not None and len(a.logprobs) == len(a.token_ids) for a in answers)
+
+
+def test_an_interrupted_call_leaves_nothing_in_the_engine(
+    embedded: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = embedded._session
+    wait, begun = session._wait, []
+
+    def interrupted(future: Any) -> Any:
+        begun.extend(wait(future))  # all are in the server, and nobody was told
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        embedded.generate(["One", "Two"], max_tokens=10_000, **WARM)
+    deadline = time.monotonic() + 20
+    while not all(generation.ended for generation in begun):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert [generation.end_reason for generation in begun] == ["left"]
 
 
 def test_log_probabilities_have_one_shape_for_texts_and_chats(embedded: Engine) -> None:

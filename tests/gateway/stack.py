@@ -77,6 +77,7 @@ def new_job(
     limit: int = 12,
     stops: tuple[str, ...] = (),
     params: bytes | None = None,
+    pages: int = 0,
 ) -> Job:
     """A greedy request that no router sees."""
     sampling = SamplingParams(temperature=0.0, eos_token_ids=(EOS,))
@@ -98,11 +99,12 @@ def new_job(
         limit=limit,
         entry=0,
         start=start,
+        pages=pages,
     )
 
 
-def new_dispatcher(w: World) -> Dispatcher:
-    return Dispatcher(w.slab, w.slots, w.memory.bells[-1])
+def new_dispatcher(w: World, **settings: Any) -> Dispatcher:
+    return Dispatcher(w.slab, w.slots, w.memory.bells[-1], **settings)
 
 
 def new_plan(path: Path, *, lengths: tuple[int, ...] = (64, 64), **changes: Any) -> ServerPlan:

@@ -118,6 +118,50 @@ def test_a_request_gets_all_of_its_slots_or_none_and_is_not_overtaken() -> None:
     play(story())
 
 
+def test_who_finds_too_few_pages_is_refused_or_waits_as_for_slots() -> None:
+    """A client of the endpoint can try again; a program that embeds the engine cannot."""
+
+    async def story() -> None:
+        with world(slots=4, token=endless) as w:
+            del w.slots._free_pages[1:]
+            d = new_dispatcher(w)
+            await d.submit(new_job(w, ListSink(), limit=5, pages=1))
+            with pytest.raises(RequestError) as refused:
+                await d.submit(new_job(w, ListSink(), limit=5, pages=1))
+            assert (refused.value.status, refused.value.code) == (429, "logprobs_full")
+            work(w, d, 4)
+            patient = new_dispatcher(w, waits_for_pages=True)
+            first, second, plain = (submit(patient, w, limit=5, pages=n) for n in (1, 1, 0))
+            await settle()
+            assert first.done() and not second.done() and not plain.done(), "nobody overtakes"
+            work(w, patient, 3)
+            await settle()
+            assert second.done() and plain.done()
+            work(w, patient, 4)
+            assert w.slots.num_free_pages == 1 and w.slots.num_free == 4
+
+    play(story())
+
+
+def test_who_leaves_with_pages_granted_gives_them_back() -> None:
+    async def story() -> None:
+        with world(slots=4, token=endless) as w:
+            del w.slots._free_pages[1:]
+            d = new_dispatcher(w, waits_for_pages=True)
+            held = await d.submit(new_job(w, ListSink(), limit=60, pages=1))
+            leaves, stays = submit(d, w, limit=5, pages=1), submit(d, w, limit=5, pages=1)
+            await settle()
+            d.cancel(held)
+            work(w, d, 2)  # the turn is granted, and its task has not run yet
+            leaves.cancel()
+            await settle()
+            assert stays.done() and not stays.cancelled()
+            work(w, d, 5)
+            assert w.slots.num_free_pages == 1
+
+    play(story())
+
+
 def test_who_waits_behind_one_that_needs_many_goes_on_when_it_leaves() -> None:
     async def story() -> None:
         with world(slots=2, token=endless) as w:

@@ -18,7 +18,7 @@ import numpy as np
 from trserve.errors import RequestError
 from trserve.gateway.generation import Generation
 from trserve.gateway.overdue import Overdue
-from trserve.gateway.slot_queue import MAX_WAITING, SlotQueue
+from trserve.gateway.slot_queue import MAX_WAITING, Room, SlotQueue
 from trserve.gateway.slots import Slot, SlotTable
 from trserve.gateway.tracing import GatewayTrace
 from trserve.ipc.baton import FINISH_MASK, FINISH_SHIFT, LENGTH_SHIFT, Finish
@@ -69,6 +69,8 @@ class Dispatcher:
         place: the model that takes the place of a job's ``entry`` at the moment that it gets a
             slot; raises RequestError if none can.
         max_waiting: requests that may wait for a slot.
+        waits_for_pages: whether those that find too few annotation pages wait as well, for whom
+            there is no "try again later"; else they are refused.
     """
 
     def __init__(
@@ -78,12 +80,15 @@ class Dispatcher:
         bell: int,
         place: Callable[..., int] = _as_asked,
         max_waiting: int = MAX_WAITING,
+        *,
+        waits_for_pages: bool = False,
     ) -> None:
         self._slab = slab
         self._slots = slots
         self._bell = bell
         self._place = place
         self._queue = SlotQueue(slots, max_waiting)
+        self._waits_for_pages = waits_for_pages
         self._overdue = Overdue(self._cut)
         self._seen = slab.baton_vector.copy()
         self._row_tokens = slab.layout.row_tokens
@@ -130,7 +135,8 @@ class Dispatcher:
                 slot; what :meth:`fail_all` said; or a job is refused, and with it all.
             asyncio.CancelledError: the caller gave up waiting.
         """
-        await self._queue.turn(len(jobs), jobs[0].deadline_ns)
+        pages = sum(job.pages for job in jobs) if self._waits_for_pages else 0
+        await self._queue.turn(Room(len(jobs), pages), jobs[0].deadline_ns)
         now = time.monotonic_ns()
         slots = self._publish(jobs)
         generations = [job.start(slot) for job, slot in zip(jobs, slots, strict=True)]

@@ -1,7 +1,7 @@
 """Who waits for a slot: first come first served, bounded, and not beyond its time.
 
 Back-pressure exists once, here: requests beyond the slots wait in one queue, and beyond that are
-refused. Knows how many slots are free, and nothing of requests but how many each wants.
+refused. Knows how much room is free, and nothing of requests but how much each wants.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 from trserve.errors import RequestError
 from trserve.gateway.answer import TIMED_OUT
@@ -17,6 +17,13 @@ from trserve.gateway.slots import SlotTable
 
 MAX_WAITING: Final = 1024
 _RETRY_AFTER_S: Final = 1
+
+
+class Room(NamedTuple):
+    """What somebody takes: slots, and annotation pages if they are waited for as well."""
+
+    slots: int
+    pages: int = 0
 
 
 class SlotQueue:
@@ -29,15 +36,15 @@ class SlotQueue:
     def __init__(self, slots: SlotTable, max_waiting: int) -> None:
         self._slots = slots
         self._max_waiting = max_waiting
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._granted = 0
+        self._waiting: deque[tuple[asyncio.Future[None], Room]] = deque()
+        self._granted = Room(0)
         self._closed: RequestError | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def turn(self, slots: int, deadline_ns: int) -> None:
-        """Return when ``slots`` are free for the caller, who takes them before it awaits again.
+    async def turn(self, room: Room, deadline_ns: int) -> None:
+        """Return when ``room`` is free for the caller, who takes it before it awaits again.
 
         ``deadline_ns``: when to give up (``time.monotonic_ns``), 0 for never; what has a slot is
         ended by its worker.
@@ -48,12 +55,12 @@ class SlotQueue:
         """
         if self._closed is not None:
             raise self._closed
-        if self._has_room(slots):
+        if not self._waiting and self._is_free(room):
             return
         seconds = (deadline_ns - time.monotonic_ns()) / 1e9 if deadline_ns else None
         try:
             async with asyncio.timeout(seconds):
-                await self._wait(slots)
+                await self._wait(room)
         except TimeoutError:
             raise RequestError(
                 "trserve.timeout_s was over before the server had room for the request; allow "
@@ -63,11 +70,19 @@ class SlotQueue:
                 code=TIMED_OUT,
             ) from None
 
-    def _has_room(self, slots: int) -> bool:
-        """Whether as many are free, and nobody has waited longer for them."""
-        return not self._waiting and self._slots.num_free - self._granted >= slots
+    def _is_free(self, room: Room) -> bool:
+        """Whether as much is free, and granted to nobody."""
+        slots, granted = self._slots, self._granted
+        return (
+            slots.num_free - granted.slots >= room.slots
+            and slots.num_free_pages - granted.pages >= room.pages
+        )
 
-    async def _wait(self, slots: int) -> None:
+    def _grant(self, room: Room, sign: int = 1) -> None:
+        slots, pages = self._granted
+        self._granted = Room(slots + sign * room.slots, pages + sign * room.pages)
+
+    async def _wait(self, room: Room) -> None:
         if len(self._waiting) >= self._max_waiting:
             raise RequestError(
                 f"{len(self._waiting)} requests are waiting already; try again later",
@@ -76,29 +91,29 @@ class SlotQueue:
                 retry_after=_RETRY_AFTER_S,
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((turn, slots))
+        self._waiting.append((turn, room))
         try:
             await turn
         except asyncio.CancelledError:
-            if (turn, slots) in self._waiting:
-                self._waiting.remove((turn, slots))
+            if (turn, room) in self._waiting:
+                self._waiting.remove((turn, room))
             elif turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._granted -= slots
-            # Whoever stands behind may need fewer slots than the one that left.
+                self._grant(room, -1)
+            # Whoever stands behind may need less than the one that left.
             self.admit()
             raise
-        self._granted -= slots
+        self._grant(room, -1)
 
     def admit(self) -> None:
-        """Grant the slots that are free and not granted yet to those who wait longest."""
+        """Grant what is free and not granted yet to those who wait longest."""
         while self._waiting:
-            turn, slots = self._waiting[0]
+            turn, room = self._waiting[0]
             if turn.done():
                 self._waiting.popleft()
-            elif self._slots.num_free - self._granted >= slots:
+            elif self._is_free(room):
                 self._waiting.popleft()
                 turn.set_result(None)
-                self._granted += slots
+                self._grant(room)
             else:
                 return
 

@@ -67,22 +67,31 @@ class Session:
     # -- for any thread ----------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[Job]) -> list[Generation]:
-        """Get ``jobs`` into the server, all at once; waits while there are too few slots.
+        """Get ``jobs`` into the server, all at once; waits while there is too little room.
 
         Raises:
             RequestError: they are refused.
             EngineError: the engine cannot go on.
         """
         self.check()
-        future = self._schedule(jobs)
+        begun: list[Generation] = []
+        future = self._schedule(jobs, begun)
         try:
             return self._wait(future)
         except BaseException:
             future.cancel()
+            # They may be in the server by now, and whoever was interrupted knows none of them.
+            self.cancel(begun)
             raise
 
-    def _schedule(self, jobs: Sequence[Job]) -> Future[list[Generation]]:
-        submission = self._dispatcher.submit_all(jobs)
+    def _schedule(self, jobs: Sequence[Job], begun: list[Generation]) -> Future[list[Generation]]:
+        """``begun`` has them as soon as they are in the server."""
+
+        async def submit_all() -> list[Generation]:
+            begun.extend(await self._dispatcher.submit_all(jobs))
+            return begun
+
+        submission = submit_all()
         try:
             return asyncio.run_coroutine_threadsafe(submission, self._loop)
         except RuntimeError:  # the loop closed a moment ago
@@ -144,7 +153,9 @@ class Session:
         self.service = Service(self._plan, slab)
         outbox = open_outbox(slab, bells, self._plan.layout.gateway)
         slots = SlotTable(slab, outbox, self._plan.gateway_slots)
-        self._dispatcher = Dispatcher(slab, slots, bells[-1], self.service.states.place)
+        self._dispatcher = Dispatcher(
+            slab, slots, bells[-1], self.service.states.place, waits_for_pages=True
+        )
         self._control = ControlClient(self._host.control_endpoint, GATEWAY_IDENTITY)
         self._loop.add_reader(bells[-1], self._dispatcher.on_bell)
         self._loop.add_reader(self._control.fd, self._on_control)
