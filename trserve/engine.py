@@ -57,6 +57,7 @@ class Engine:
         self._run = None if plan.record is None else plan.record.run
         self._defaults = plan.sampling_defaults
         self._session = Session(plan)
+        self._slots = plan.slots
 
     @property
     def router_parameters(self) -> tuple[Parameter, ...]:
@@ -121,6 +122,10 @@ class Engine:
         requests = read_arguments(
             prompts, params, options, self._defaults, records=self._run is not None
         )
+        if len(requests.each) > self._slots:
+            # Some wait for others' ends: what is wrong with them is said before hours of work.
+            for request in requests.each:
+                call.check(request)
         for request in requests.each:
             call.begin(request)
         return requests.single and requests.each[0].n == 1

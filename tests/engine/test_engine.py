@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -20,6 +20,8 @@ from tests.serverproc import wait_until
 from trserve import Completion, Engine, EngineError, SamplingParams
 from trserve.edge.keys_command import make_files
 from trserve.errors import RequestError, StartupError
+from trserve.gateway.dispatcher import Job
+from trserve.gateway.generation import Generation
 
 OUTPUT = 24
 GONE_S = 10.0
@@ -94,6 +96,27 @@ def test_bad_requests_name_the_parameter(
     with pytest.raises(RequestError) as refused:
         engine.generate("hi", **options)
     assert param in str(refused.value.param)
+
+
+def test_a_bad_prompt_behind_more_than_there_are_slots_is_refused_first(
+    pair: RandomPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"models": (str(pair.slm), str(pair.llm)), "dtype": "float32"}
+    with Engine(**settings, router="none", max_requests=1) as narrow:
+        submit, sent = narrow._session.submit, []
+
+        def noted(jobs: Sequence[Job]) -> list[Generation]:
+            sent.extend(jobs)
+            return submit(jobs)
+
+        monkeypatch.setattr(narrow._session, "submit", noted)
+        good = [[1], [2]]
+        with pytest.raises(RequestError, match="token"):
+            narrow.generate([*good, [10**6]], max_tokens=3)
+        assert not sent
+        answers = narrow.generate(good, max_tokens=3, ignore_eos=True)
+        assert isinstance(answers, list) and len(sent) == 2
+        assert [len(answer.token_ids) for answer in answers] == [3, 3]
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:

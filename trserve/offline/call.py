@@ -31,6 +31,14 @@ class Call:
         self._choices: list[Choice] = []
         self._generations: list[Generation] = []
 
+    def check(self, request: GenerationRequest) -> None:
+        """Raise RequestError as :meth:`begin` would; nothing is sent or kept."""
+        service = self._session.service
+        service.prepare_all(
+            request,
+            lambda index, prompt: Choice(index, prompt, request, service.token_names, _nobody),
+        )
+
     def begin(self, request: GenerationRequest) -> None:
         """Send one more request; waits while there are too few slots.
 
@@ -105,3 +113,7 @@ class Call:
         for choice in left:
             if choice.record_id:
                 self._note_end(choice, "left")
+
+
+def _nobody(choice: Choice, what: Delta | Exception) -> None:
+    """There is no answer to a request that is only checked."""
