@@ -94,10 +94,12 @@ def hosts(*, timeout_s: float = PATIENCE_S, **given: Any) -> Iterator[Hosts]:
     sides = tuple(NcclSide(api, made, name="emulated nccl", timeout_s=timeout_s) for _ in "ab")
     with joined(router=ROUTER, nccl=sides, **given) as j:
         found = Hosts(j, made, sides)
-        yield found
-        found.cloud.close()
-        found.port.close()
-        made.close()
+        try:
+            yield found
+        finally:  # also where hypothesis gives an example up
+            found.cloud.close()
+            found.port.close()
+            made.close()
         await_ended(before)
         early = [file.words[EARLY_SENDS] for file in made.files]
         assert not any(early), "sent before the receive was posted"
