@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import pytest
 
+from tests.machine_speed import slowness
 from tests.sched.systems import r2r
+from trserve.sched import policy as policy_module
 from trserve.sched.estimator import Estimate, Estimator
 from trserve.sched.journeys import MarkovSource
 from trserve.sched.markov import throughput
@@ -80,16 +81,23 @@ def test_the_present_row_can_come_first_and_the_others_come_next(live):
     assert not policy.update(known(0.6, live)), "no news"
 
 
-def test_the_present_row_takes_less_than_all_of_them():
-    took = {True: math.inf, False: math.inf}  # the least of two: others use the caches too
-    for _ in range(2):
-        policy = ThresholdPolicy(2, 32)
-        policy.update(known(0.05, 16))
-        for present_only in took:
-            began = time.thread_time()
-            policy.update(known(0.6, 16), present_only=present_only)
-            took[present_only] = min(took[present_only], time.thread_time() - began)
-    assert took[True] < 0.75 * took[False], took
+def test_the_present_row_takes_less_than_all_of_them(monkeypatch):
+    searched = []
+
+    def counted(system, count, **options):
+        searched.append(count)
+        return search(system, count, **options)
+
+    monkeypatch.setattr(policy_module, "search", counted)
+    policy = ThresholdPolicy(2, 32)
+    policy.update(known(0.05, 16))
+    searched.clear()
+    policy.update(known(0.6, 16), present_only=True)
+    present = searched.copy()
+    searched.clear()
+    policy.update(known(0.6, 16))
+    assert max(present) == 16 < max(searched)
+    assert 0 < len(present) <= len(searched) / 2
 
 
 @pytest.mark.parametrize(("live", "dips"), [(16, (14, 15)), (8, (7,))])
@@ -108,7 +116,7 @@ def test_it_solves_again_in_well_under_a_second(policy):
     policy.update(known(0.35, 16))
     began = time.process_time()
     policy.update(known(0.33, 16))
-    assert time.process_time() - began < 1.5
+    assert time.process_time() - began < 1.5 * slowness()
 
 
 def test_noise_does_not_make_it_hop(policy):
@@ -124,7 +132,7 @@ def test_what_is_no_news_is_not_solved_again(policy):
     began = time.process_time()
     for _ in range(100):
         assert not policy.update(known(0.352, 16.3, decisions=1000.0))
-    assert time.process_time() - began < 0.2
+    assert time.process_time() - began < 0.2 * slowness()
 
 
 def test_an_uncertain_gain_is_not_taken():
