@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.machine_speed import slowness
 from trserve.errors import RequestError
 from trserve.gateway.requests import GenerationRequest, parse_chat, parse_completion
 from trserve.params import SamplingDefaults
@@ -534,7 +535,7 @@ def test_missing_prompt_and_messages():
 def test_bodies_that_are_no_requests(parse, body):
     begin = time.perf_counter()
     refusal(parse, body)
-    assert time.perf_counter() - begin < 0.5
+    assert time.perf_counter() - begin < 0.5 * slowness()
 
 
 def test_byte_order_mark_and_duplicate_keys_are_taken():
@@ -545,7 +546,7 @@ def test_a_huge_unknown_name_is_neither_repeated_nor_slow():
     name = "x - at `$" * 100_000
     begin = time.perf_counter()
     error = refusal(parse_chat, {"messages": USER, "trserve": {name: 1}})
-    assert time.perf_counter() - begin < 0.5
+    assert time.perf_counter() - begin < 0.5 * slowness()
     assert error.param.startswith("trserve.x - at `$")
     assert len(error.message) < 300
 

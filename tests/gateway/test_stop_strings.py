@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.machine_speed import slowness
 from trserve.gateway.stop_strings import StopMatcher
 
 # Few letters, so that stops overlap with the text, with each other and with themselves.
@@ -108,7 +109,7 @@ def test_long_adversarial_stops_stay_cheap():
     begin = time.perf_counter()
     for _ in range(1023):
         assert matcher.push("a") == ("", None)
-    assert time.perf_counter() - begin < 1.0
+    assert time.perf_counter() - begin < 1.0 * slowness()
     assert matcher.push("b") == ("a" * 1023 + "b", None)
 
 

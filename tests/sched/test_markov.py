@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.machine_speed import slowness
 from tests.sched.systems import agrees, mixture, plain_throughput, r2r, r_stitch
 from trserve.sched.explore import BudgetExceeded
 from trserve.sched.markov import throughput
@@ -156,7 +157,7 @@ def test_the_deadline_is_kept():
     began = time.thread_time()
     with pytest.raises(BudgetExceeded):
         throughput(mixture(latency=(6.13, 9.7, 28.1)), 16, [(1, 1, 1)], deadline=began + 0.3)
-    assert time.thread_time() - began < 5
+    assert time.thread_time() - began < 5 * slowness()
 
 
 def test_one_large_vector_takes_half_a_second_at_most():
