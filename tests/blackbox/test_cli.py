@@ -14,6 +14,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.golden.random_pair import VOCAB_SIZE, byte_tokenizer, write_checkpoint
+from tests.machine_speed import slowness
 from tests.serverproc import run_command
 
 HELP_LIMIT_S = 0.3
@@ -44,9 +45,10 @@ def test_help_is_fast():
     medians = []
     for _ in range(3):
         medians.append(statistics.median(help_seconds() for _ in range(7)))
-        if medians[-1] < HELP_LIMIT_S:
+        limit_s = HELP_LIMIT_S * slowness()
+        if medians[-1] < limit_s:
             break
-    assert min(medians) < HELP_LIMIT_S, medians
+    assert medians[-1] < limit_s, medians
 
 
 @pytest.mark.parametrize("args", [["--help"], ["launch", "--help"]], ids=" ".join)

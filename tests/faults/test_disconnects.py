@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.faults.streams import COMPLETIONS, check_nothing_held, request
+from tests.machine_speed import slowness
 from tests.serverproc import Server, concurrently, wait_until
 
 FREE_WITHIN_S = 1.0
@@ -77,6 +78,6 @@ def test_clients_that_go_away_leave_nothing(server, full):
     seconds = time.monotonic() - gone
     print(f"{count} clients: nothing is held {seconds:.2f} s after the last went away")
     assert not any(left.values()), left
-    assert seconds < FREE_WITHIN_S
+    assert seconds < FREE_WITHIN_S * slowness()
     check_nothing_held(server)
     assert server.post(COMPLETIONS, whole(1))["choices"][0]["token_ids"] == expected
