@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.test_http import Gateway, play, request
+from tests.gateway.test_http import LETTER_A, Gateway, play, request
 from tests.workers.fakes import world
 from trserve.gateway import app
 from trserve.gateway.long_work import LONG_BODY_BYTES
@@ -101,6 +101,37 @@ def test_a_body_goes_once_it_is_read(
         writer.close()
         await g.until(lambda: g.work() or g.dispatcher.num_live == 0)
         await g.check_nothing_left()
+
+    play(story, tmp_path)
+
+
+ENDS = [
+    ({"stop": "A", "min_tokens": 3}, "AAA", 4, "A"),
+    ({"stop": "AA", "min_tokens": 3, "include_stop_str_in_output": True}, "AAAA", 4, "AA"),
+    ({"stop": "A", "min_tokens": 6}, "AAAAAA", 6, None),
+    ({"stop_token_ids": [LETTER_A]}, "", 1, LETTER_A),
+    ({"stop_token_ids": [LETTER_A], "include_stop_str_in_output": True}, "A", 1, LETTER_A),
+    ({"stop_token_ids": [LETTER_A], "no_stop_trim": True}, "A", 1, LETTER_A),
+]
+
+
+@pytest.mark.parametrize(("fields", "text", "tokens", "reason"), ENDS)
+def test_an_answer_ends_as_it_is_asked_to(
+    tmp_path: Path, fields: dict[str, Any], text: str, tokens: int, reason: object
+) -> None:
+    async def story(g: Gateway) -> None:
+        whole = json.loads((await _answer(g, request(version="1.0", **fields))).split(b"\r\n")[-1])
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        said = await _answer(g, request(version="1.0", **streaming, **fields))
+        lines = said.partition(b"\r\n\r\n")[2].decode().split("\n\n")
+        *parts, last, _, _ = [line.removeprefix("data: ") for line in lines]
+        choices = [json.loads(part)["choices"][0] for part in parts]
+        assert whole["choices"][0]["text"] == "".join(each["text"] for each in choices) == text
+        for choice in (whole["choices"][0], choices[-1]):
+            assert choice["stop_reason"] == reason
+            assert choice["finish_reason"] == ("length" if reason is None else "stop")
+        for usage in (whole["usage"], json.loads(last)["usage"]):
+            assert usage["completion_tokens"] == tokens
 
     play(story, tmp_path)
 
