@@ -65,8 +65,22 @@ class ListSink:
         return self.deltas[-1].finish_reason if self.deltas else None
 
 
-def new_answer(models: int = 2, stops: tuple[str, ...] = (), ids: tuple[int, ...] = ()) -> Answer:
-    return Answer(Letters(), StopMatcher(stops), ids, models)  # type: ignore[arg-type]
+def new_answer(
+    models: int = 2,
+    stops: tuple[str, ...] = (),
+    ids: tuple[int, ...] = (),
+    *,
+    least: int = 0,
+    shows_end: bool = False,
+) -> Answer:
+    return Answer(
+        Letters(),  # type: ignore[arg-type]
+        StopMatcher(stops, include_in_output=shows_end),
+        ids,
+        models,
+        min_tokens=least,
+        shows_end=shows_end,
+    )
 
 
 def new_job(

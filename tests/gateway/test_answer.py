@@ -83,6 +83,30 @@ def test_an_end_without_new_tokens_is_an_end() -> None:
     assert answer.num_tokens == 2
 
 
+def test_a_stop_string_ends_nothing_within_the_least_tokens() -> None:
+    answer = new_answer(stops=("B", "DE"), least=4)
+    assert push(answer, "AB").text == "AB"
+    assert push(answer, "CD").text == "C"  # "DE" may begin here
+    delta = push(answer, "EF")
+    assert (delta.text, delta.token_ids) == ("", letters("E"))
+    assert (delta.finish_reason, delta.stop_reason) == ("stop", "DE")
+    assert answer.num_tokens == 5
+
+
+def test_the_end_token_has_a_text_where_it_is_to_be_shown() -> None:
+    for ids, reason in (((3,), 3), ((), None)):
+        answer = new_answer(ids=ids, shows_end=True)
+        delta = answer.push([1, 2, 3], [0, 0, 1], Finish.STOP)
+        assert (delta.text, delta.finish_reason, delta.stop_reason) == ("ABC", "stop", reason)
+        assert (answer.num_tokens, answer.counts) == (3, [2, 1])
+
+
+def test_an_end_token_that_is_shown_may_complete_a_stop_string() -> None:
+    answer = new_answer(stops=("BC",), ids=(3,), shows_end=True)
+    delta = answer.push([1, 2, 3], [0, 0, 1], Finish.STOP)
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("ABC", "stop", "BC")
+
+
 class HeldBack:
     """A detokenizer that shows its last letter only at the end."""
 
@@ -126,6 +150,42 @@ def test_the_answer_does_not_depend_on_how_it_was_cut(
     assert cut.num_tokens == whole.num_tokens == len(expected.token_ids)
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     assert cut.num_tokens == (min(ends) if ends else len(text))
+
+
+@given(
+    st.text("ABC", min_size=1, max_size=20),
+    st.lists(st.text("ABC", min_size=1, max_size=4), max_size=3),
+    st.sampled_from([Finish.STOP, Finish.LENGTH, Finish.ABORT]),
+    st.integers(0, 8),
+    st.booleans(),
+    st.lists(st.integers(0, 20), max_size=6),
+)
+def test_ends_by_their_definition(
+    text: str, stops: list[str], finish: Finish, least: int, shows_end: bool, cuts: list[int]
+) -> None:
+    """Every token has one letter; in one push, and in several."""
+    seen = text[:-1] if finish is Finish.STOP and not shows_end else text
+    ends = [
+        (end, -len(stop), stop)
+        for stop in stops
+        for end in range(least + 1, len(seen) + 1)
+        if seen[:end].endswith(stop)
+    ]
+    if ends:
+        end, _, stop = min(ends)
+        shown = seen[:end] if shows_end else seen[: end - len(stop)]
+        expected = (shown, end, "stop", stop)
+    else:
+        reason = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}[finish]
+        expected = (seen, len(text), reason, "timeout" if finish is Finish.ABORT else None)
+    for pushes in ([len(text)], [*sorted(cut for cut in cuts if cut < len(text)), len(text)]):
+        answer = new_answer(stops=tuple(stops), least=least, shows_end=shows_end)
+        found, at = "", 0
+        while answer.finish_reason is None:
+            start, at = at, pushes.pop(0)
+            delta = push(answer, text[start:at], finish if at == len(text) else Finish.NONE)
+            found += delta.text
+        assert (found, answer.num_tokens, answer.finish_reason, answer.stop_reason) == expected
 
 
 @pytest.mark.parametrize(

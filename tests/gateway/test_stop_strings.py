@@ -11,11 +11,17 @@ from trserve.gateway.stop_strings import StopMatcher
 LETTERS = "ab한"
 STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=5), max_size=4)
 PIECES = st.lists(st.text(LETTERS, max_size=6), max_size=12)
+MAY_END = st.lists(st.booleans(), min_size=12, max_size=12)
 
 
-def oracle(text, stops):
-    """(text before the stop, stop), by the definition; the stop is None if there is none."""
+def oracle(text, stops, may_end=None):
+    """(text before the stop, stop), by the definition; the stop is None if there is none.
+
+    ``may_end``: whether a stop may end at each character.
+    """
     for end in range(1, len(text) + 1):
+        if may_end is not None and not may_end[end - 1]:
+            continue
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             stop = max(ending, key=len)
@@ -40,6 +46,20 @@ def test_equals_the_oracle_for_any_chunking(stops, pieces, include):
     text, stop = oracle("".join(pieces), stops)
     assert matched == stop
     assert shown[-1] + rest == text + (stop if include and stop else "")
+
+
+@given(STOPS, PIECES, MAY_END, st.booleans())
+def test_a_stop_is_none_where_none_may_end(stops, pieces, may_end, include):
+    """And one that begins there and ends later is."""
+    matcher = StopMatcher(stops, include_in_output=include)
+    shown, matched = "", None
+    for piece, may in zip(pieces, may_end, strict=False):
+        text, stop = matcher.push(piece, may_end=may)
+        shown, matched = shown + text, matched or stop
+    allowed = [may for piece, may in zip(pieces, may_end, strict=False) for _ in piece]
+    text, stop = oracle("".join(pieces), stops, allowed)
+    assert matched == stop
+    assert shown + matcher.flush() == text + (stop if include and stop else "")
 
 
 @given(STOPS, PIECES)

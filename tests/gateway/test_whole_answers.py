@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.gateway.test_http import Gateway, play, request
+from tests.gateway.test_http import LETTER_A, Gateway, play, request
 from tests.workers.fakes import world
+from trserve.gateway import app
+from trserve.gateway.long_work import LONG_BODY_BYTES
 from trserve.gateway.random_bits import RandomBits, new_hex, new_seed
 from trserve.gateway.requests import GenerationRequest
 from trserve.gateway.sinks import StreamSink, WholeSink
@@ -49,6 +53,85 @@ def test_nothing_of_a_request_waits_for_the_collector(tmp_path: Path, stream: bo
             assert alive() == before
         finally:
             gc.enable()
+
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize("stream", (False, True))
+@pytest.mark.parametrize("padding", (0, 2 * LONG_BODY_BYTES))
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": [1], "max_tokens": 50}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 50}}),
+    ],
+)
+def test_a_body_goes_once_it_is_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    fields: dict[str, object],
+    padding: int,
+    stream: bool,
+) -> None:
+    """It may be many times as long as what the request keeps of it."""
+    real, read, gone = app.read_body, [], []
+
+    class Raw(bytes):
+        def __del__(self) -> None:
+            gone.append(1)
+
+    async def counted(*given: Any) -> bytes:
+        read.append(1)
+        return Raw(await real(*given))
+
+    monkeypatch.setattr(app, "read_body", counted)
+
+    async def story(g: Gateway) -> None:
+        body = json.dumps({**fields, "stream": stream, "unknown": "x" * padding}).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        _, writer = await g.connect()
+        writer.write(head.encode() + body)
+        await g.until(lambda: g.dispatcher.num_live == 1)
+        for _ in range(100):  # the thread that read a long one lets go of it a moment later
+            if not gone:
+                await asyncio.sleep(0.01)
+        assert (len(read), len(gone), g.dispatcher.num_live) == (1, 1, 1)
+        writer.close()
+        await g.until(lambda: g.work() or g.dispatcher.num_live == 0)
+        await g.check_nothing_left()
+
+    play(story, tmp_path)
+
+
+ENDS = [
+    ({"stop": "A", "min_tokens": 3}, "AAA", 4, "A"),
+    ({"stop": "AA", "min_tokens": 3, "include_stop_str_in_output": True}, "AAAA", 4, "AA"),
+    ({"stop": "A", "min_tokens": 6}, "AAAAAA", 6, None),
+    ({"stop_token_ids": [LETTER_A]}, "", 1, LETTER_A),
+    ({"stop_token_ids": [LETTER_A], "include_stop_str_in_output": True}, "A", 1, LETTER_A),
+    ({"stop_token_ids": [LETTER_A], "no_stop_trim": True}, "A", 1, LETTER_A),
+]
+
+
+@pytest.mark.parametrize(("fields", "text", "tokens", "reason"), ENDS)
+def test_an_answer_ends_as_it_is_asked_to(
+    tmp_path: Path, fields: dict[str, Any], text: str, tokens: int, reason: object
+) -> None:
+    async def story(g: Gateway) -> None:
+        whole = json.loads((await _answer(g, request(version="1.0", **fields))).split(b"\r\n")[-1])
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        said = await _answer(g, request(version="1.0", **streaming, **fields))
+        lines = said.partition(b"\r\n\r\n")[2].decode().split("\n\n")
+        *parts, last, _, _ = [line.removeprefix("data: ") for line in lines]
+        choices = [json.loads(part)["choices"][0] for part in parts]
+        assert whole["choices"][0]["text"] == "".join(each["text"] for each in choices) == text
+        for choice in (whole["choices"][0], choices[-1]):
+            assert choice["stop_reason"] == reason
+            assert choice["finish_reason"] == ("length" if reason is None else "stop")
+        for usage in (whole["usage"], json.loads(last)["usage"]):
+            assert usage["completion_tokens"] == tokens
 
     play(story, tmp_path)
 

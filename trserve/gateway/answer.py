@@ -72,6 +72,10 @@ class Delta(NamedTuple):
 class Answer:
     """Text, counts and the end of one choice.
 
+    Args:
+        min_tokens: a stop string that ends in the text of the first so many ends nothing.
+        shows_end: the token that ends the request has a text as any other.
+
     Attributes:
         num_tokens: completion tokens so far; after the end, those that count.
         counts: completion tokens by model.
@@ -85,11 +89,16 @@ class Answer:
         stops: StopMatcher,
         stop_token_ids: Sequence[int],
         num_models: int,
+        *,
+        min_tokens: int = 0,
+        shows_end: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._is_plain = not stops.searches
         self._stop_token_ids = frozenset(stop_token_ids)
+        self._min_tokens = min_tokens
+        self._shows_end = shows_end
         self.num_tokens = 0
         self.counts = [0] * num_models
         self.finish_reason: str | None = None
@@ -111,17 +120,16 @@ class Answer:
         """Take in newly committed tokens; ``finish`` is not NONE if they are the last."""
         texts: list[str] = []
         taken = 0
-        for token in tokens:
+        for token, source in zip(tokens, sources, strict=True):
             taken += 1
-            if finish is Finish.STOP and taken == len(tokens):
+            self.num_tokens += 1
+            self.counts[source] += 1
+            if finish is Finish.STOP and taken == len(tokens) and not self._shows_end:
                 break  # the token that ends the request counts, and has no text
             if self._emit(self._detokenizer.push(token), texts):
                 break
         if finish is not Finish.NONE and self.finish_reason is None:
             self._end(finish, tokens, texts)
-        self.num_tokens += taken
-        for source in sources[:taken]:
-            self.counts[source] += 1
         return Delta(
             "".join(texts),
             list(tokens[:taken]),
@@ -135,7 +143,7 @@ class Answer:
         if self._is_plain:
             texts.append(text)
             return False
-        shown, matched = self._stops.push(text)
+        shown, matched = self._stops.push(text, may_end=self.num_tokens > self._min_tokens)
         texts.append(shown)
         if matched is None:
             return False

@@ -45,6 +45,7 @@ from trserve.params import SamplingDefaults
 
 log = logging.getLogger(__name__)
 REQUESTS: Final = "/v1/trserve/requests/"
+Parse = Callable[[bytes, SamplingDefaults], GenerationRequest]
 
 
 class Phase(Enum):
@@ -211,10 +212,10 @@ class App:
     # -- generation --------------------------------------------------------------------------
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate(parse_chat, await self._body(receive), scope, send)
+        await self._generate(parse_chat, scope, receive, send)
 
     async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate(parse_completion, await self._body(receive), scope, send)
+        await self._generate(parse_completion, scope, receive, send)
 
     def _check_serving(self) -> None:
         if self.phase is not Phase.SERVING:
@@ -228,15 +229,14 @@ class App:
         self._check_serving()
         return await read_body(receive, self._desk.max_body_bytes)
 
-    async def _generate(
-        self,
-        parse: Callable[[bytes, SamplingDefaults], GenerationRequest],
-        body: bytes,
-        scope: Scope,
-        send: Send,
-    ) -> None:
+    async def _read(self, parse: Parse, receive: Receive) -> tuple[GenerationRequest, int]:
+        """The request, and how many bytes it came in; these end here, not with its answer."""
+        body = await self._body(receive)
         defaults = self._service.defaults
-        request = await long_work.do(len(body), lambda: parse(body, defaults))
+        return await long_work.do(len(body), lambda: parse(body, defaults)), len(body)
+
+    async def _generate(self, parse: Parse, scope: Scope, receive: Receive, send: Send) -> None:
+        request, body_bytes = await self._read(parse, receive)
         model = request.model_as_sent or self._service.served_names[0]
         logprobs = self._service.logprobs_of(request)
         extras = Extras(request, self._service.model_names, logprobs)
@@ -244,14 +244,14 @@ class App:
         if parts is None:
             wanted = Wanted(
                 [request],
-                len(body),
+                body_bytes,
                 lambda: WholeSink(request, extras, model),
                 lambda writer, chunked: StreamSink(request, extras, model, writer, chunked),
             )
         else:
             wanted = Wanted(
                 [request],
-                len(body),
+                body_bytes,
                 lambda: MessageWhole(request, extras, model, parts),
                 lambda writer, chunked: MessageStream(
                     request, extras, model, writer, chunked, parts

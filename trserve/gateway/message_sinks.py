@@ -87,19 +87,26 @@ class MessageStream(StreamSink):
             return super().choice(index, prompt)
         assert index == len(self._choices)
         events = StreamFormat(**self._settings, index=index) if index else self._format
-        self._choices.append(_StreamMessage(self, events, prompt, parts))
+        self._choices.append(_StreamMessage(self, events, prompt, index, parts))
         return self._choices[-1]
 
 
 class _StreamMessage(StreamChoice):
     def __init__(
-        self, sink: StreamSink, events: StreamFormat, prompt: Prompt, parts: PartSplitter
+        self,
+        sink: StreamSink,
+        events: StreamFormat,
+        prompt: Prompt,
+        index: int,
+        parts: PartSplitter,
     ) -> None:
-        super().__init__(sink, events, prompt)
+        super().__init__(sink, events, prompt, index)
         self._parts = parts
 
     def take(self, delta: Delta) -> None:
         """Send an event for each part; what is said of tokens goes with the last of them."""
+        if self._continuous_usage:
+            self._sink.count(self._index)
         if self._members is not None:
             self._members.add(delta)
         last = delta.finish_reason is not None
@@ -120,7 +127,7 @@ class _StreamMessage(StreamChoice):
             stop_reason=delta.stop_reason,
             extra=extra,
             logprobs=logprobs,
-            usage=self._sink.usage() if self._continuous_usage else None,
+            usage=self._sink.usage_so_far() if self._continuous_usage else None,
         )
         self._first = False
         self._sink.send(event, last=last)

@@ -230,31 +230,68 @@ def usage_dict(
     return usage
 
 
-def total_usage(parts: Sequence[Mapping[str, Any]], n: int) -> dict[str, Any]:
-    """The usage of a response from those of its choices, in their order.
+class UsageTotal:
+    """The usage of a response from those of its choices, of which one at a time may change.
 
     Args:
-        parts: as :func:`usage_dict` made them, with ``trserve``.
+        parts: of the choices in their order, as :func:`usage_dict` made them, with ``trserve``.
         n: choices of each prompt, which counts once.
     """
-    if len(parts) == 1:
-        return dict(parts[0])
-    own = [part["trserve"] for part in parts]
-    tokens = {name: sum(part["tokens"][name] for part in own) for name in own[0]["tokens"]}
-    total = sum(tokens.values())
-    trserve = {
-        "tokens": tokens,
-        "handoffs": sum(part["handoffs"] for part in own),
-        "share": (total - next(iter(tokens.values()))) / total if total else 0.0,
-        "pending_ms": sum(part["pending_ms"] for part in own),
-        "degraded": any(part["degraded"] for part in own),
-        "seed": own[0]["seed"],
-    }
-    if len(parts) > n:
-        trserve["seeds"] = [part["seed"] for part in own[::n]]
-    prompts = [part["prompt_tokens"] for part in parts[::n]]
-    cached = [part["prompt_tokens_details"]["cached_tokens"] for part in parts[::n]]
-    return usage_dict(sum(prompts), total, trserve, sum(cached))
+
+    def __init__(self, parts: Sequence[Mapping[str, Any]], n: int) -> None:
+        self._parts = list(parts)
+        self._n = n
+        own = [part["trserve"] for part in parts]
+        self._tokens = {
+            name: sum(part["tokens"][name] for part in own) for name in own[0]["tokens"]
+        }
+        self._handoffs = sum(part["handoffs"] for part in own)
+        self._pending = [part["pending_ms"] for part in own]
+        self._pending_ms = sum(self._pending)
+        self._degraded = sum(part["degraded"] for part in own)
+        seeds = [part["seed"] for part in own]
+        self._seeds = {"seed": seeds[0]} | ({"seeds": seeds[::n]} if len(seeds) > n else {})
+        self._prompts = sum(part["prompt_tokens"] for part in parts[::n])
+        self._cached = sum(_cached(part) for part in parts[::n])
+
+    def replace(self, index: int, part: Mapping[str, Any]) -> None:
+        """The usage of the choice ``index`` is ``part`` by now."""
+        old, self._parts[index] = self._parts[index], part
+        was, own = old["trserve"], part["trserve"]
+        for name, count in own["tokens"].items():
+            self._tokens[name] += count - was["tokens"][name]
+        self._handoffs += own["handoffs"] - was["handoffs"]
+        self._degraded += own["degraded"] - was["degraded"]
+        if own["pending_ms"] != was["pending_ms"]:
+            # Told once, at a choice's end. Floats, unlike counts, do not add up in any order.
+            self._pending[index] = own["pending_ms"]
+            self._pending_ms = sum(self._pending)
+        if index % self._n == 0:
+            self._cached += _cached(part) - _cached(old)
+
+    def usage(self) -> dict[str, Any]:
+        """All of them as one."""
+        tokens = dict(self._tokens)
+        total = sum(tokens.values())
+        trserve = {
+            "tokens": tokens,
+            "handoffs": self._handoffs,
+            "share": (total - next(iter(tokens.values()))) / total if total else 0.0,
+            "pending_ms": self._pending_ms,
+            "degraded": self._degraded > 0,
+            **self._seeds,
+        }
+        return usage_dict(self._prompts, total, trserve, self._cached)
+
+
+def _cached(part: Mapping[str, Any]) -> int:
+    cached: int = part["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def total_usage(parts: Sequence[Mapping[str, Any]], n: int) -> dict[str, Any]:
+    """What :class:`UsageTotal` says of ``parts``; a single one may have any members."""
+    return dict(parts[0]) if len(parts) == 1 else UsageTotal(parts, n).usage()
 
 
 def error_body(error: RequestError) -> bytes:

@@ -312,6 +312,8 @@ class Service:
             StopMatcher(request.stop, include_in_output=request.include_stop_str_in_output),
             request.stop_token_ids,
             len(self.model_names),
+            min_tokens=params.sampling.min_tokens,
+            shows_end=request.include_stop_str_in_output,
         )
 
         def start(slot: Slot) -> Generation:

@@ -25,8 +25,8 @@ from trserve.ipc.annotations import Annotation
 
 WEIGHT_VERSION: Final = "default"
 Entry = list[Any]
-_EMPTY: Final = orjson.Fragment(b"[]")
 """``[log probability, id, text or null]`` of one token."""
+_EMPTY: Final = orjson.Fragment(b"[]")
 
 
 class Style(NamedTuple):

@@ -18,7 +18,7 @@ from trserve.gateway.answering import Answering, Wanted
 from trserve.gateway.replies import Handler, Receive, Scope, Send, send_body, send_json
 from trserve.gateway.request_body import decode
 from trserve.gateway.service import Service
-from trserve.gateway.sglang import parse_generate
+from trserve.gateway.sglang import Generate, parse_generate
 from trserve.gateway.sglang_responses import (
     WEIGHT_VERSION,
     GenerateStream,
@@ -86,15 +86,19 @@ class SglangRoutes:
             "/health_generate": {"GET": self._health_generate},
         }
 
-    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _wanted(self, receive: Receive) -> tuple[Generate, int]:
+        """What is asked for, and in how many bytes; these end here, not with the answer."""
         body = await self._read(receive)
         defaults = self._service.defaults
-        wanted = await long_work.do(len(body), lambda: parse_generate(body, defaults))
+        return await long_work.do(len(body), lambda: parse_generate(body, defaults)), len(body)
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted, body_bytes = await self._wanted(receive)
         style = self._style
         await self._answering.answer(
             Wanted(
                 wanted.requests,
-                len(body),
+                body_bytes,
                 lambda: GenerateWhole(wanted, style),
                 lambda writer, chunked: GenerateStream(wanted, style, writer, chunked),
             ),

@@ -21,6 +21,7 @@ from trserve.gateway.responses import (
     DONE,
     Choice,
     StreamFormat,
+    UsageTotal,
     chat_response,
     completion_response,
     total_usage,
@@ -135,10 +136,11 @@ class StreamChoice:
         plain: sends the text of a token, after the first and while nothing else is said of tokens.
     """
 
-    def __init__(self, sink: StreamSink, events: StreamFormat, prompt: Prompt) -> None:
+    def __init__(self, sink: StreamSink, events: StreamFormat, prompt: Prompt, index: int) -> None:
         self.usage: Callable[[], dict[str, Any]] = dict
         self.plain: Callable[[str], None] | None = None
         self._sink = sink
+        self._index = index
         self._format = events
         self._members = sink.extras.collect(prompt)
         self._continuous_usage = sink.request.continuous_usage_stats
@@ -152,6 +154,8 @@ class StreamChoice:
 
     def take(self, delta: Delta) -> None:
         """Send an event if there is anything to show; what is said of tokens without text waits."""
+        if self._continuous_usage:
+            self._sink.count(self._index)
         if self._members is not None:
             self._members.add(delta)
         if not delta.text and delta.finish_reason is None:
@@ -164,7 +168,7 @@ class StreamChoice:
             stop_reason=delta.stop_reason,
             extra=extra,
             logprobs=logprobs,
-            usage=self._sink.usage() if self._continuous_usage else None,
+            usage=self._sink.usage_so_far() if self._continuous_usage else None,
         )
         if self._first:
             self._first = False
@@ -204,6 +208,7 @@ class StreamSink:
         self.num_writes = 0
         self._early: list[bytes] = []
         self._choices: list[StreamChoice] = []
+        self._total: UsageTotal | None = None
         self._open_choices = request.num_choices
         self._settings: dict[str, Any] = {
             "kind": request.kind,
@@ -221,7 +226,7 @@ class StreamSink:
         """Where the answer ``index``, to ``prompt``, goes; to be called in their order."""
         assert index == len(self._choices)
         events = StreamFormat(**self._settings, index=index) if index else self._format
-        self._choices.append(StreamChoice(self, events, prompt))
+        self._choices.append(StreamChoice(self, events, prompt, index))
         return self._choices[-1]
 
     def let_go(self) -> None:
@@ -233,6 +238,22 @@ class StreamSink:
     def usage(self) -> dict[str, Any]:
         """The usage of all choices so far."""
         return total_usage([choice.usage() for choice in self._choices], self.request.n)
+
+    def count(self, index: int) -> None:
+        """The choice ``index`` was given something: :meth:`usage_so_far` changes."""
+        if self._total is not None:
+            self._total.replace(index, self._choices[index].usage())
+
+    def usage_so_far(self) -> dict[str, Any]:
+        """The usage of all choices, each as it was when it was last given something.
+
+        No event asks more than one of them: with many, the events would have no time for more.
+        """
+        if len(self._choices) == 1:
+            return self._choices[0].usage()
+        if self._total is None:
+            self._total = UsageTotal([choice.usage() for choice in self._choices], self.request.n)
+        return self._total.usage()
 
     def send(self, event: bytes, *, last: bool) -> None:
         """Write an event; ``last`` says that it ends its choice, and perhaps the stream."""

@@ -42,8 +42,12 @@ class StopMatcher:
         """Whether there is anything to look for."""
         return bool(self._stops)
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
         """Takes the next piece.
+
+        Args:
+            may_end: whether a stop that ends within this piece is one; a stop that ends in a later
+                piece may always begin here.
 
         Returns:
             The text that may be shown now, and the stop that this piece completed, or None. After
@@ -53,14 +57,14 @@ class StopMatcher:
             return "", None
         if not self._held and self._initials.isdisjoint(text):
             return text, None
-        return self._search(text)
+        return self._search(text, may_end)
 
     def flush(self) -> str:
         """What was withheld, at the end of a stream that no stop ended."""
         held, self._held = self._held, ""
         return held
 
-    def _search(self, text: str) -> tuple[str, str | None]:
+    def _search(self, text: str, may_end: bool) -> tuple[str, str | None]:
         whole = self._held + text
         seen, partial = len(self._held), self._partial
         first: tuple[int, int] | None = None  # (end, begin) in `whole`; the least one is the match
@@ -68,7 +72,7 @@ class StopMatcher:
             start = whole.find(stop[0], seen - partial[k])
             if start < 0:  # so there was no partial match either: one begins with that character
                 continue
-            begin = whole.find(stop, start)
+            begin = whole.find(stop, start) if may_end else -1
             if begin >= 0 and (first is None or (begin + len(stop), begin) < first):
                 first = begin + len(stop), begin
             partial[k] = _overlap(whole, stop, start)
