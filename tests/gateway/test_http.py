@@ -248,6 +248,34 @@ def test_a_client_that_vanishes_leaves_nothing_wherever_it_was(
     play(story, folder, slots=1)
 
 
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_client_that_closes_is_noticed_while_its_stream_is_silent(
+    folder: Path, version: str, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "PROBE_EVERY_S", 0.02)
+
+    async def story(g: Gateway) -> None:
+        reader, writer = await g.connect()
+        writer.write(request(stream=True, version=version))
+        await g.until(lambda: g.dispatcher.num_live == 1)
+        g.work()
+        await reader.readuntil(b"data: ")
+        await reader.readuntil(b"}")
+        if leaves:
+            writer.close()
+            await g.until(lambda: not g.state.tasks)  # and no worker takes a turn
+        else:
+            writer.write_eof()
+            for _ in range(3):
+                await reader.readuntil(b": keep-alive\n\n")
+            g.work(8)
+            assert (await reader.read()).count(b"[DONE]") == 1
+        await g.check_nothing_left()
+
+    play(story, folder)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_vanishes_is_noticed_after_a_long_body(folder: Path, stream: bool) -> None:
     """Its last part, of more than what stops the reading, comes after the headers were seen."""

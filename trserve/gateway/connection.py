@@ -73,6 +73,7 @@ class Connection(HttpToolsProtocol):
     Attributes:
         on_lost: called once when the client is gone while a request is answered.
         on_drained: called when the client reads again after it was too slow.
+        on_silence: writes into a stream what no client reads, so that a closed socket is found.
         paused: whether the client is too slow to be written to now.
         lost: whether the client is gone.
         visit: the request that is answered.
@@ -86,6 +87,7 @@ class Connection(HttpToolsProtocol):
         self._timeouts = timeouts
         self.on_lost: Callable[[], None] | None = None
         self.on_drained: Callable[[], None] | None = None
+        self.on_silence: Callable[[], None] | None = None
         self.paused = False
         self.lost = False
         self.visit: Visit | None = None
@@ -264,24 +266,27 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; it may still read (a half-closed connection).
 
-        A closed socket looks the same from here until something is written to it. A stream finds
-        out with its next token; an answer that has not begun asks with interim responses, which
-        a client must ignore (RFC 9110, 15.2). A closed socket answers the first with a reset, and
-        the second meets the reset: reading has ended, so only a write can find it.
+        A closed socket looks the same from here until something is written to it: a stream's
+        comments, or interim responses before the answer has begun, which a client must ignore (RFC
+        9110, 15.2). A closed socket answers the first with a reset, and the second meets the reset:
+        reading has ended, so only a write can find it.
         """
         cycle = self.cycle
         # A body that is not complete never will be.
         if cycle is None or cycle.response_complete or cycle.more_body:
             return False
         cycle.keep_alive = False
-        if self.scope["http_version"] == "1.1":
-            self._probe(SECOND_PROBE_S)
+        self._probe(SECOND_PROBE_S)
         return True
 
     def _probe(self, next_after_s: float) -> None:
-        if self.lost or self.cycle.response_started:
+        if self.lost or self.cycle.response_complete:
             return
-        self.transport.write(_PROBE)
+        if self.cycle.response_started:
+            if self.on_silence is not None and not self.paused:
+                self.on_silence()
+        elif self.scope["http_version"] == "1.1":  # which 1.0 knows no interim responses of
+            self.transport.write(_PROBE)
         self.loop.call_later(next_after_s, self._probe, PROBE_EVERY_S)
 
     def connection_lost(self, exc: Exception | None) -> None:

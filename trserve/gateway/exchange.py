@@ -49,7 +49,7 @@ class Exchange:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._connection.on_lost = self._connection.on_drained = None
+        self._connection.on_lost = self._connection.on_drained = self._connection.on_silence = None
         for generation in self._generations:
             if not generation.ended:
                 self._dispatcher.cancel(generation)
@@ -66,6 +66,8 @@ class Exchange:
     ) -> None:
         """What is asked for, and where its answers go."""
         self._sink = sink
+        if isinstance(sink, StreamSink):
+            self._connection.on_silence = sink.comment
         if self._connection.visit is not None:
             self._connection.visit.understood(requests, sink.response_id)
 

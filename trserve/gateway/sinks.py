@@ -280,8 +280,9 @@ class StreamSink:
         self._put(b"%x\r\n%b\r\n" % (len(event), event))
 
     def comment(self) -> None:
-        """A line that no client reads, once the response has begun."""
-        self._write(_COMMENT)
+        """A line that no client reads, from when the response has begun until it ends."""
+        if self.opened and not self.ended.done():
+            self._write(_COMMENT)
 
     def _write(self, data: bytes) -> None:
         self.num_writes += 1
