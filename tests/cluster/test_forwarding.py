@@ -23,6 +23,7 @@ from tests.cluster.stage import (
 from trserve.cluster import groups, standing
 from trserve.cluster.front_server import _watched_socket
 from trserve.endpoint_plan import EndpointPlan
+from trserve.gateway import connection
 from trserve.keys import digest
 
 
@@ -69,6 +70,51 @@ def test_a_client_that_leaves_ends_the_work() -> None:
             wait.cancel()
         while stage.front.app.open_requests:
             await asyncio.sleep(0.01)
+
+    on_stage(act)
+
+
+STREAM = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def test_a_client_that_closes_is_noticed_while_its_stream_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "PROBE_EVERY_S", 0.02)
+
+    async def act(stage: Stage) -> None:
+        reader, writer = await asyncio.open_connection(*stage.address)
+        writer.write(STREAM)
+        await reader.readuntil(EVENTS[0])
+        writer.write_eof()
+        await reader.readuntil(b"\r\n: keep-alive\n\n\r\n")
+        writer.close()
+        while stage.front.app.open_requests:
+            await asyncio.sleep(0.01)
+
+    on_stage(act)
+
+
+@pytest.mark.parametrize("begins", [EVENTS[0], EVENTS[0] + b"data: {"])
+def test_a_client_that_only_stopped_sending_gets_its_stream_with_whole_events(
+    begins: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PROBE_EVERY_S", 0.02)
+
+    async def act(stage: Stage) -> None:
+        for group in stage.groups:
+            group.begins = begins
+        reader, writer = await asyncio.open_connection(*stage.address)
+        writer.write(STREAM)
+        writer.write_eof()
+        await reader.readuntil(begins)
+        await asyncio.sleep(0.1)
+        for group in stage.groups:
+            group.hold.set()
+        rest = await reader.read()
+        assert (b"keep-alive" in rest) is (begins == EVENTS[0])
+        assert rest.endswith(EVENTS[-1] + b"\r\n0\r\n\r\n")
+        writer.close()
 
     on_stage(act)
 

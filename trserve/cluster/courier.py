@@ -20,6 +20,7 @@ from trserve.errors import RequestError
 from trserve.gateway.access import ADMIN_PATHS
 from trserve.gateway.replies import Scope, Send
 from trserve.gateway.responses import error_body
+from trserve.gateway.sinks import COMMENT
 
 log = logging.getLogger(__name__)
 _HOP_BY_HOP: Final = frozenset(
@@ -28,6 +29,7 @@ _HOP_BY_HOP: Final = frozenset(
 )
 _EVENTS: Final = b"text/event-stream"
 _EVENT_END: Final = b"\n\n"
+_COMMENT: Final = b"%x\r\n%b\r\n" % (len(COMMENT), COMMENT)
 _OUR_LIBRARYS: Final = ("accept", "accept-encoding", "content-type", "user-agent")
 """Headers that it would add where the client sent none."""
 ANSWER_S: Final = 30.0
@@ -58,6 +60,13 @@ class Courier:
     async def exchange(self, group: Group, scope: Scope, body: bytes | None, send: Send) -> bool:
         """Pass the request on and the answer back; False if the group did not begin to answer."""
         begun, events, last = False, False, _EVENT_END
+        connection = scope["state"]["connection"]
+
+        def comment() -> None:
+            if begun and events and last == _EVENT_END:
+                connection.write(_COMMENT)
+
+        connection.on_silence = comment
         try:
             async with self._request(group, scope, body) as reply:
                 headers = _answer_headers(reply, group)
@@ -69,8 +78,8 @@ class Courier:
                 begun = True
                 await send(start)
                 async for piece in reply.content.iter_any():
-                    last = (last + piece)[-len(_EVENT_END) :]
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    last = (last + piece)[-len(_EVENT_END) :]
             await send({"type": "http.response.body", "body": b""})
         except (aiohttp.ClientError, TimeoutError) as error:
             self._lose(group, repr(error))
@@ -78,6 +87,8 @@ class Courier:
                 return False
             cut = b"" if last == _EVENT_END else _EVENT_END  # what was cut off is an event too
             await _break_off(send, group, cut, events=events)
+        finally:
+            connection.on_silence = None
         return True
 
     def _request(self, group: Group, scope: Scope, body: bytes | None) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from trserve.errors import RequestError
 from trserve.gateway.answer import Delta
@@ -27,7 +27,8 @@ from trserve.gateway.responses import (
     total_usage,
 )
 
-_COMMENT = b": keep-alive\n\n"
+COMMENT: Final = b": keep-alive\n\n"
+"""An event that no client reads."""
 _NOTHING = (None, b"null")
 _ID_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-"}
 
@@ -282,7 +283,7 @@ class StreamSink:
     def comment(self) -> None:
         """A line that no client reads, from when the response has begun until it ends."""
         if self.opened and not self.ended.done():
-            self._write(_COMMENT)
+            self._write(COMMENT)
 
     def _write(self, data: bytes) -> None:
         self.num_writes += 1
