@@ -78,7 +78,8 @@ class EndpointConfig:
     )
     max_body_bytes: int = option(
         MAX_BODY_BYTES,
-        "Longest body of a request, e.g. 32m; more is refused (413).",
+        "Longest body of a request, e.g. 32m; more is refused (413). All bodies over 64 KiB that "
+        "are read at once may have 32 times as much; more is refused for a while (429).",
         parse=parse_bytes,
         metavar="BYTES",
     )

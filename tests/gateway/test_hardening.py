@@ -13,6 +13,7 @@ import pytest
 
 from tests.gateway.test_http import Gateway, get, play, request
 from trserve.endpoint_plan import EndpointPlan
+from trserve.gateway import bodies
 from trserve.gateway.connection import LEAST_BODY_BYTES, MAX_HEADER_BYTES, MAX_HEADERS, Timeouts
 from trserve.keys import digest
 
@@ -183,6 +184,62 @@ def test_a_body_of_just_that_length_is_read(folder: Path) -> None:
         writer.close()
 
     play(story, folder, endpoint=LARGE)
+
+
+@pytest.mark.parametrize("ends", ["whole", "closed"])
+def test_the_bodies_of_all_have_a_bound_of_their_own(
+    folder: Path, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "AT_ONCE", 1)
+    one_at_once = EndpointPlan(log_requests=False, max_body_bytes=100_000)
+    whole = request(padding="x" * 90_000)
+    head, _, body = request(padding="x" * 70_000).partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-le")]
+    chunked = b"\r\n".join([*lines, b"transfer-encoding: chunked", b"", b"%x" % len(body), body])
+
+    async def story(g: Gateway) -> None:
+        async def ask(sent: bytes) -> bytes:
+            reader, writer = await g.connect()
+            writer.write(sent)
+            answer = await reader.readuntil(b"}")
+            writer.close()
+            return answer
+
+        held = g.app._desk.bodies
+        first, writer = await g.connect()
+        writer.write(whole[:80_000])
+        await g.until(lambda: held.held > 50_000)
+        for too_much in (head + b"\r\n\r\n" + body, chunked):
+            refused = await ask(too_much)
+            assert statuses(refused) == [429] and b"retry-after: 1\r\n" in refused
+            assert envelope(refused + b"}")["code"] == "too_many_bodies"
+        writer.write(whole[80_000:]) if ends == "whole" else writer.close()
+        await g.until(lambda: not held.held)
+        if ends == "whole":
+            await g.until(lambda: g.dispatcher.num_live == 1)
+            g.work(8)
+            assert statuses(await first.readuntil(b"\r\n")) == [200]
+            writer.close()
+        answer = asyncio.create_task(ask(chunked + b"\r\n0\r\n\r\n"))
+        await g.until(lambda: g.dispatcher.num_live == 1)
+        assert not held.held  # its prompt is there, and the body is not kept for the answer
+        g.work(8)
+        assert statuses(await answer) == [200]
+
+    play(story, folder, endpoint=one_at_once)
+
+
+def test_a_short_request_passes_while_there_is_no_room_for_long_ones(folder: Path) -> None:
+    async def story(g: Gateway) -> None:
+        g.app._desk.bodies.held = 1 << 40
+        reader, writer = await g.connect()
+        writer.write(request())
+        await g.until(lambda: g.dispatcher.num_live == 1)
+        g.work(8)
+        assert statuses(await reader.readuntil(b"\r\n")) == [200]
+        writer.close()
+
+    play(story, folder)
 
 
 @pytest.mark.parametrize(

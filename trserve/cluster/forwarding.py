@@ -30,7 +30,6 @@ from trserve.gateway.replies import (
     Receive,
     Scope,
     Send,
-    read_body,
     send_body,
     send_error,
     send_json,
@@ -137,7 +136,8 @@ class Forwarding:
             raise RequestError("the request names no path", status=400)
         body = None
         if not self._is_strangers(visit):
-            body = await read_body(receive, self._desk.max_body_bytes)
+            body = await self._desk.bodies.read(visit, receive)
+            visit.let_go_of_body()  # the groups count it from here on
         await unless(left(receive), self._answer(scope, body, send, own))
 
     def _is_strangers(self, visit: Visit) -> bool:

@@ -30,7 +30,6 @@ from trserve.gateway.replies import (
     Receive,
     Scope,
     Send,
-    read_body,
     send_body,
     send_error,
     send_json,
@@ -225,18 +224,20 @@ class App:
         self._check_serving()
         await self._probe.ask()
 
-    async def _body(self, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
         self._check_serving()
-        return await read_body(receive, self._desk.max_body_bytes)
+        return await self._desk.bodies.read(scope["state"]["connection"].visit, receive)
 
-    async def _read(self, parse: Parse, receive: Receive) -> tuple[GenerationRequest, int]:
+    async def _read(
+        self, parse: Parse, scope: Scope, receive: Receive
+    ) -> tuple[GenerationRequest, int]:
         """The request, and how many bytes it came in; these end here, not with its answer."""
-        body = await self._body(receive)
+        body = await self._body(scope, receive)
         defaults = self._service.defaults
         return await long_work.do(len(body), lambda: parse(body, defaults)), len(body)
 
     async def _generate(self, parse: Parse, scope: Scope, receive: Receive, send: Send) -> None:
-        request, body_bytes = await self._read(parse, receive)
+        request, body_bytes = await self._read(parse, scope, receive)
         model = request.model_as_sent or self._service.served_names[0]
         logprobs = self._service.logprobs_of(request)
         extras = Extras(request, self._service.model_names, logprobs)

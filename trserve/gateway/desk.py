@@ -1,6 +1,6 @@
 """The front desk: what happens to every request before its route is looked at, and after.
 
-Labels, keys, origins, the log and how long a body may be. Knows no route.
+Labels, keys, origins, the log and how long bodies may be. Knows no route.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Final
 
 from trserve.endpoint_plan import EndpointPlan
 from trserve.gateway.access import Access
+from trserve.gateway.bodies import Bodies
 from trserve.gateway.cors import Cors, Header
 from trserve.gateway.journal import Journal
-from trserve.gateway.replies import Receive, Scope, Send, too_large
+from trserve.gateway.replies import Receive, Scope, Send
 from trserve.gateway.visit import Visit
 
 _WANTED_HEADERS: Final = b"access-control-request-headers"
@@ -23,7 +24,7 @@ class Desk:
     """One for an endpoint.
 
     Attributes:
-        max_body_bytes: of a request's body.
+        bodies: those that are read.
 
     Args:
         plan: its keys, limits, origins and log.
@@ -40,7 +41,7 @@ class Desk:
     ) -> None:
         self._spans = spans
         self._access = Access(plan)
-        self.max_body_bytes = plan.max_body_bytes
+        self.bodies = Bodies(plan.max_body_bytes)
         self._cors = Cors(plan.allowed_origins)
         self._labels = labels
         self._journal = journal or Journal(
@@ -54,14 +55,13 @@ class Desk:
         return visit, visit.sender(send, [*self._labels, *self._cors.headers(visit.origin)])
 
     def check(self, visit: Visit) -> None:
-        """Whether it may ask that. Raises RequestError (401, 403, 413)."""
+        """Whether it may ask that. Raises RequestError (401, 403, 413, 429)."""
         scope = visit.scope
         if scope["method"] != "OPTIONS":  # a browser sends no key with it
             visit.account = self._access.check(
                 scope["path"], scope["query_string"], visit.authorizations
             )
-        if visit.body_bytes > self.max_body_bytes:
-            raise too_large(self.max_body_bytes)
+        self.bodies.check(visit.body_bytes)
 
     async def preflight(
         self, methods: Collection[str], scope: Scope, receive: Receive, send: Send
@@ -78,6 +78,7 @@ class Desk:
 
     def close(self, visit: Visit) -> None:
         """The request is over."""
+        visit.let_go_of_body()
         self._journal.close(visit)
         if self._spans is not None:
             self._spans(visit)

@@ -17,29 +17,40 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+SHORT_BODY: Final = 64 * 1024
+"""What uvicorn takes from any connection before somebody reads it."""
+
 JSON: Final = (b"content-type", b"application/json")
 
 
-async def read_body(receive: Receive, most: int) -> bytes:
+async def read_body(
+    receive: Receive, most: int, grow: Callable[[int], None] = lambda size: None
+) -> bytes:
     """The whole body, of ``most`` bytes at most.
 
-    Raises RequestError if it has more, or the client leaves within it.
+    ``grow`` is told of every part before it is kept, but for a whole body of :data:`SHORT_BODY`.
+
+    Raises RequestError if it has more, or the client leaves within it; and what ``grow`` raises.
     """
     message = await receive()
     body: bytes = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body", False):
         if len(body) > most:
             raise too_large(most)
+        if len(body) > SHORT_BODY:
+            grow(len(body))
         return body
     parts: list[bytes] = []
     size = 0
     while True:
         if message["type"] == "http.disconnect":
             raise RequestError("the client left before its request was complete", status=400)
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        part = message.get("body", b"")
+        size += len(part)
         if size > most:
             raise too_large(most)
+        grow(len(part))
+        parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
         message = await receive()

@@ -27,7 +27,7 @@ from trserve.gateway.sglang_responses import (
 )
 from trserve.plan import ServerPlan
 
-Read = Callable[[Receive], Awaitable[bytes]]
+Read = Callable[[Scope, Receive], Awaitable[bytes]]
 _TEXT = b"text/plain; charset=utf-8"
 
 
@@ -86,14 +86,14 @@ class SglangRoutes:
             "/health_generate": {"GET": self._health_generate},
         }
 
-    async def _wanted(self, receive: Receive) -> tuple[Generate, int]:
+    async def _wanted(self, scope: Scope, receive: Receive) -> tuple[Generate, int]:
         """What is asked for, and in how many bytes; these end here, not with the answer."""
-        body = await self._read(receive)
+        body = await self._read(scope, receive)
         defaults = self._service.defaults
         return await long_work.do(len(body), lambda: parse_generate(body, defaults)), len(body)
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wanted, body_bytes = await self._wanted(receive)
+        wanted, body_bytes = await self._wanted(scope, receive)
         style = self._style
         await self._answering.answer(
             Wanted(
@@ -139,12 +139,12 @@ class SglangRoutes:
         await send_json(send, 200, orjson.dumps(info))
 
     async def _flush_cache(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._read(receive)
+        await self._read(scope, receive)
         await self._flush()
         await send_body(send, 200, b"Cache flushed.\n", _TEXT)
 
     async def _abort(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wanted = decode(_abort_decoder, await self._read(receive))
+        wanted = decode(_abort_decoder, await self._read(scope, receive))
         if not wanted.abort_all and not wanted.rid:
             raise RequestError("send a rid, or abort_all: true", param="rid")
         by = scope["state"]["connection"].visit.account

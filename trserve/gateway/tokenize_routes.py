@@ -16,7 +16,7 @@ from trserve.gateway.request_body import decode
 from trserve.gateway.request_values import flag
 from trserve.gateway.service import Service
 
-Read = Callable[[Receive], Awaitable[bytes]]
+Read = Callable[[Scope, Receive], Awaitable[bytes]]
 MAX_TEXTS: Final = 4096
 MAX_CHARS: Final = 2**20
 """To encode a text takes some 200 bytes a character at once."""
@@ -70,7 +70,7 @@ class TokenizeRoutes:
         }
 
     async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await self._read(receive)
+        raw = await self._read(scope, receive)
         fields = decode(_tokenize_decoder, raw)
         self._service.placements.check_model(fields.model)
         await send_json(send, 200, await long_work.do(len(raw), lambda: self._tokenized(fields)))
@@ -121,7 +121,7 @@ class TokenizeRoutes:
         return [prompt or ""], False
 
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await self._read(receive)
+        raw = await self._read(scope, receive)
         fields = decode(_detokenize_decoder, raw)
         self._service.placements.check_model(fields.model)
         if fields.tokens is None:

@@ -25,11 +25,16 @@ CLIENT_LEFT: Final = 499
 _LABEL: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
+def _nothing() -> None:
+    """No body was read."""
+
+
 class Visit:
     """One request.
 
     Attributes:
         body_bytes: how long its body is by its headers; 0 where they say nothing.
+        held_bytes: what its body takes now, of what the bodies of all may take.
         request_id: the client's own label if it is one, else a new id; never a key to anything.
         labels: headers of its response, beside those that say what is in it.
         account: whose it is, once that is known.
@@ -40,13 +45,14 @@ class Visit:
         reasons: why its answers ended.
         times: when they came to what.
         requests, response_id: what it asked for, once that was understood.
+        let_go_of_body: to be called when the body is no more, or has become jobs; twice is once.
     """
 
     def __init__(self, scope: MutableMapping[str, Any]) -> None:
         self.scope = scope
         self.authorizations: list[bytes] = []
         self.origin: bytes | None = None
-        self.body_bytes = 0
+        self.body_bytes = self.held_bytes = 0
         label: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"authorization":
@@ -70,6 +76,7 @@ class Visit:
         self.requests: Sequence[GenerationRequest] = ()
         self.response_id = ""
         self._is_in = False
+        self.let_go_of_body: Callable[[], None] = _nothing
 
     def sender(self, send: Send, headers: Sequence[Header]) -> Send:
         """``send`` with the request's id and ``headers`` on the response."""
@@ -94,6 +101,7 @@ class Visit:
 
     def enter(self, jobs: Sequence[Job]) -> None:
         """Its prompts are known: RequestError (429) where its key may not have more now."""
+        self.let_go_of_body()
         prompts = {id(job.prompt_ids): len(job.prompt_ids) for job in jobs}
         tokens = sum(prompts.values())
         if self.account is not None:
