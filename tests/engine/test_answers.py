@@ -110,6 +110,20 @@ def test_a_prompt_alone_can_be_scored(embedded: Engine) -> None:
         assert list(step.logprobs[0].top) == list(each.top)
 
 
+def test_a_long_prompt_is_scored_to_its_end_as_its_beginning_is(embedded: Engine) -> None:
+    ids = [5 + n * n % 200 for n in range(170)]
+    options: dict[str, Any] = {"max_tokens": 2, "temperature": 0, "echo": True, "logprobs": 1}
+    long, short = (single(embedded.generate(ids[:n], **options)) for n in (170, 40))
+    (part, *_) = embedded.stream(ids, **options)
+    assert long.prompt_logprobs == part.prompt_logprobs
+    assert long.prompt_logprobs is not None and short.prompt_logprobs is not None
+    assert [each and each.token_id for each in long.prompt_logprobs] == [None, *ids[1:]]
+    pairs = zip(short.prompt_logprobs[1:], long.prompt_logprobs[1:], strict=False)
+    for one, other in pairs:
+        assert one is not None and other is not None
+        assert math.isclose(one.logprob, other.logprob, abs_tol=1e-4)
+
+
 def test_more_log_probabilities_than_there_is_room_for_are_waited_for(embedded: Engine) -> None:
     slots = embedded._session._dispatcher._slots
     kept, slots._free_pages = slots._free_pages, slots._free_pages[:6]

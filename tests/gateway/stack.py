@@ -12,8 +12,9 @@ from trserve.gateway.answer import Answer, Delta
 from trserve.gateway.dispatcher import Dispatcher, Job
 from trserve.gateway.generation import Generation
 from trserve.gateway.requests import GenerationRequest
-from trserve.gateway.slots import Slot
+from trserve.gateway.slots import Slot, pages_of
 from trserve.gateway.stop_strings import StopMatcher
+from trserve.ipc.annotations import AnnotationBook
 from trserve.params import RequestParams, SamplingParams, encode_params
 from trserve.plan import ModelPlan, ServerPlan
 
@@ -92,11 +93,17 @@ def new_job(
     stops: tuple[str, ...] = (),
     params: bytes | None = None,
     pages: int = 0,
+    tops: int | None = None,
 ) -> Job:
-    """A greedy request that no router sees."""
+    """A greedy request that no router sees; with ``tops`` its prompt is scored."""
     sampling = SamplingParams(temperature=0.0, eos_token_ids=(EOS,))
+    scored = RequestParams(sampling=sampling, tops=tops, scores_prompt=tops is not None)
+    first = scored.first_record(len(prompt))
 
     def start(slot: Slot) -> Generation:
+        book = None
+        if tops is not None:
+            book = AnnotationBook(w.slab, slot.index, first=first, tops=tops)
         return Generation(
             slab=w.slab,
             slot=slot,
@@ -105,15 +112,17 @@ def new_job(
             answer=new_answer(len(w.workers), stops),
             sink=sink,
             model_names=[f"m{n}" for n in range(len(w.workers))],
+            book=book,
+            scores_prompt=tops is not None,
         )
 
     return Job(
         prompt_ids=prompt,
-        params=encode_params(RequestParams(sampling=sampling)) if params is None else params,
+        params=encode_params(scored) if params is None else params,
         limit=limit,
         entry=0,
         start=start,
-        pages=pages,
+        pages=pages or pages_of(scored, len(prompt), limit),
     )
 
 

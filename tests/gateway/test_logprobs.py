@@ -77,7 +77,9 @@ def test_an_echo_has_an_entry_for_each_token_of_the_prompt(tokenizer: Tokenizer)
     prompt, tokens = bytewise(tokenizer, "abc"), bytewise(tokenizer, "d")
     names, text = TokenNames(tokenizer), Detokenizer(tokenizer, [])
     collected = CompletionLogprobs(names, text, prompt)
-    collected.add_prompt([Annotation(-1.0, [prompt[1]], [-1.0]), Annotation(-2.0, [0], [-0.5])])
+    collected.add_prompt(
+        [Annotation(-1.0, [prompt[1]], [-1.0]), Annotation(-2.0, [0], [-0.5])], last=True
+    )
     collected.add(tokens, [Annotation(-3.0, tokens, [-3.0])])
     found = json.loads(collected.take())
     assert found["tokens"] == ["a", "b", "c", "d"]
@@ -89,7 +91,7 @@ def test_an_echo_has_an_entry_for_each_token_of_the_prompt(tokenizer: Tokenizer)
 def test_a_prompt_that_was_not_scored_to_its_end_has_nulls(tokenizer: Tokenizer) -> None:
     prompt = bytewise(tokenizer, "abc")
     collected = CompletionLogprobs(TokenNames(tokenizer), Detokenizer(tokenizer, []), prompt)
-    collected.add_prompt([Annotation(-1.0, [], [])])
+    collected.add_prompt([Annotation(-1.0, [], [])], last=True)
     assert json.loads(collected.take())["token_logprobs"] == [None, -1.0, None]
 
 

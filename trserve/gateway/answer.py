@@ -56,8 +56,9 @@ def failure(finish: Finish, *, barred: bool = False) -> RequestError | None:
 class Delta(NamedTuple):
     """What an answer gained: its text, its token ids, and the model that wrote each.
 
-    ``annotations`` has one entry a token where they were asked for, and ``prompt_annotations``,
-    once, one for each token of the prompt but the first.
+    ``annotations`` has one entry a token where they were asked for, and ``prompt_annotations`` one
+    for each token of the prompt but the first. Of a long prompt they come in several parts, the
+    last of them with the answer's first tokens, or its end.
     """
 
     text: str
@@ -67,6 +68,11 @@ class Delta(NamedTuple):
     stop_reason: str | int | None
     annotations: Sequence[Annotation] = ()
     prompt_annotations: Sequence[Annotation] | None = None
+
+    @property
+    def is_of_prompt(self) -> bool:
+        """Whether it is a part of the prompt's annotations, and not the last."""
+        return not self.token_ids and self.finish_reason is None
 
 
 class Answer:

@@ -7,6 +7,7 @@ Who waits for a slot is ``slot_queue``'s matter. Knows no HTTP and no JSON.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -94,6 +95,7 @@ class Dispatcher:
         self._row_tokens = slab.layout.row_tokens
         self._tokens, self._sources = slab.tokens.reshape(-1), slab.source.reshape(-1)
         self._live: dict[int, Generation] = {}
+        self._turns: dict[Generation, None] = {}  # in their order
         self._trace = GatewayTrace(slab)
         self.on_idle: Callable[[], None] | None = None
 
@@ -207,10 +209,18 @@ class Dispatcher:
                 self._advance(generation, word, token, source)
 
     def resume(self, generation: Generation) -> None:
-        """The client reads again: give it what its row gained meanwhile."""
+        """Give it what its row gained, as its client reads again, or others had their turns."""
         if self._live.get(generation.slot.index) is generation:
             self._catch_up(generation)
             self._collect()
+
+    def _take_turn(self) -> None:
+        """One of those that want a turn; all others of the loop come before the next one's."""
+        generation = next(iter(self._turns))
+        del self._turns[generation]
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._take_turn)
+        self.resume(generation)
 
     def _catch_up(self, generation: Generation) -> None:
         row = generation.slot.index
@@ -237,7 +247,11 @@ class Dispatcher:
             log.exception("a stream failed")
             error = RequestError("internal error; see the server's log", status=500)
             generation.break_off(error)
-        if generation.begun and not begun:
+        if generation.wants_a_turn:
+            if not self._turns:
+                asyncio.get_running_loop().call_soon(self._take_turn)
+            self._turns[generation] = None
+        elif generation.begun and not begun:
             self._trace.first_token(generation.slot)
         self._settle(generation)
 

@@ -23,6 +23,8 @@ from trserve.ipc.slab import Slab
 
 _FINISH_OR_HOP: Final = FINISH_MASK | HOP_MASK
 _HOP_AND_BANK: Final = HOP_MASK | 1 << BANK_SHIFT
+AT_A_TURN: Final = 64
+"""So many of a prompt's annotations are read, named and encoded at once: some milliseconds."""
 
 
 class Sink(Protocol):
@@ -88,6 +90,7 @@ class Generation:
         self._names = model_names
         self._book = book
         self._scores_prompt = scores_prompt
+        self._next_score = 1  # the first token follows nothing
         sink.usage = self.usage
         self.handoffs = 0
         self._pending_ns = 0
@@ -131,10 +134,36 @@ class Generation:
         if not self.begun and word & _FINISH_OR_HOP == 0 and word >> LENGTH_SHIFT == self._position:
             return  # published, and its first worker is at the prompt
         baton = unpack(word)
+        if self._scores_prompt and self._has_more_scores(baton):
+            self._give_scores()
+            return
         error = self._failure(word, baton)
         self._show(word, baton, Finish.NONE if error else baton.finish)
         if error is not None:
             self.fail(error)
+
+    @property
+    def wants_a_turn(self) -> bool:
+        """Whether it was given a part of what there was, so that others have their turns."""
+        began = self._scores_prompt and self._next_score > 1
+        return began and not (self.ended or self._sink.paused)
+
+    def _has_more_scores(self, baton: Baton) -> bool:
+        """Whether the prompt is scored, and its annotations are too many to go with the tokens.
+
+        Before anything is committed the whole prompt has been scored; only an abort may end it
+        sooner.
+        """
+        if baton.length == self._position and baton.finish is Finish.NONE:
+            return False
+        assert self._book is not None
+        return self._book.scored - self._next_score > AT_A_TURN
+
+    def _give_scores(self) -> None:
+        assert self._book is not None
+        start, self._next_score = self._next_score, self._next_score + AT_A_TURN
+        part = self._book.read(start, self._next_score)
+        self._sink.take(Delta("", [], [], None, None, prompt_annotations=part))
 
     def conclude(self, word: int, error: RequestError) -> None:
         """End with ``error`` after what ``word`` covers, which may be a whole answer.
@@ -184,18 +213,15 @@ class Generation:
             self._sink.take(delta)
 
     def _annotated(self, delta: Delta, start: int) -> Delta:
-        """``delta``, whose tokens stand from row position ``start`` on, with its annotations.
-
-        Before anything is committed the whole prompt has been scored; only an abort may end it
-        sooner.
-        """
+        """``delta``, whose tokens stand from row position ``start`` on, with its annotations."""
         assert self._book is not None
         count = len(delta.token_ids)  # no overshoot
         delta = delta._replace(annotations=self._book.read(start, start + count))
         if not self._scores_prompt or not (count or self.ended):
             return delta
         self._scores_prompt = False
-        return delta._replace(prompt_annotations=self._book.read(1, self._book.scored))
+        rest = self._book.read(self._next_score, self._book.scored)
+        return delta._replace(prompt_annotations=rest)
 
     def fail(self, error: RequestError) -> None:
         """End with ``error``."""

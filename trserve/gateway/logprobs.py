@@ -7,14 +7,16 @@ are those of the raw distribution over the tokenizer's ids, always finite.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, zip_longest
-from typing import Any
+from itertools import zip_longest
+from typing import Any, Final
 
 import orjson
 
 from trserve.gateway.detokenizer import Detokenizer
 from trserve.gateway.tokenizer import Tokenizer
 from trserve.ipc.annotations import Annotation
+
+_COLUMNS: Final = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class TokenNames:
@@ -57,7 +59,7 @@ class ChatLogprobs:
             entry["top_logprobs"] = [self._entry(*top) for top in tops]
             self._content.append(entry)
 
-    def add_prompt(self, annotations: Sequence[Annotation]) -> None:
+    def add_prompt(self, annotations: Sequence[Annotation], *, last: bool) -> None:
         """A chat never repeats its prompt."""
         raise AssertionError("echo is no parameter of a chat")
 
@@ -87,8 +89,10 @@ class CompletionLogprobs:
     ) -> None:
         self._names = names
         self._echoed = echoed
+        self._num_echoed = 0
         self._detokenizer = detokenizer
         self._offset = 0
+        self._encoded: tuple[list[bytes], ...] = ()
         self._clear()
 
     def _clear(self) -> None:
@@ -102,13 +106,22 @@ class CompletionLogprobs:
         for token, annotation in zip(tokens, annotations, strict=True):
             self._add(token, annotation.logprob, self._top(token, annotation))
 
-    def add_prompt(self, annotations: Sequence[Annotation]) -> None:
-        """Take in the prompt's tokens but the first, which follows nothing and has no value."""
-        for token, annotation in zip_longest(self._echoed, chain([None], annotations)):
+    def add_prompt(self, annotations: Sequence[Annotation], *, last: bool) -> None:
+        """Take in the prompt's tokens, as many as have ``annotations``, or all that are left.
+
+        The first of them follows nothing and has no value.
+        """
+        values = annotations if self._num_echoed else [None, *annotations]
+        end = None if last else self._num_echoed + len(values)
+        tokens = self._echoed[self._num_echoed : end]
+        self._num_echoed += len(tokens)
+        for token, annotation in zip_longest(tokens, values):
             if annotation is None:
                 self._add(token, None, None)
             else:
                 self._add(token, annotation.logprob, self._top(token, annotation))
+        if not last:
+            self._encode()
 
     def _add(self, token: int, logprob: float | None, tops: dict[str, float] | None) -> None:
         self._tokens.append(self._names.name(token))
@@ -126,16 +139,27 @@ class CompletionLogprobs:
         found[name] = max(annotation.logprob, found.get(name, annotation.logprob))
         return found
 
+    @property
+    def _columns(self) -> tuple[Sequence[Any], ...]:
+        return self._tokens, self._logprobs, self._tops, self._offsets
+
+    def _encode(self) -> None:
+        """Make bytes of what was collected, so that all of it need not be encoded at once."""
+        self._encoded = self._encoded or ([], [], [], [])
+        for parts, column in zip(self._encoded, self._columns, strict=True):
+            parts.append(orjson.dumps(column)[1:-1])
+        self._clear()
+
     def take(self) -> bytes:
         """JSON of what was collected since the last call."""
-        found = {
-            "tokens": self._tokens,
-            "token_logprobs": self._logprobs,
-            "top_logprobs": self._tops,
-            "text_offset": self._offsets,
-        }
+        columns: Sequence[Any] = self._columns
+        if self._encoded:
+            if self._tokens:
+                self._encode()
+            columns = [orjson.Fragment(b"[%b]" % b",".join(parts)) for parts in self._encoded]
+            self._encoded = ()
         self._clear()
-        return orjson.dumps(found)
+        return orjson.dumps(dict(zip(_COLUMNS, columns, strict=True)))
 
 
 Logprobs = ChatLogprobs | CompletionLogprobs

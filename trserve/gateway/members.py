@@ -77,7 +77,7 @@ class Members:
         self._annotations += delta.annotations
         if self._logprobs is not None:
             if delta.prompt_annotations is not None:
-                self._logprobs.add_prompt(delta.prompt_annotations)
+                self._logprobs.add_prompt(delta.prompt_annotations, last=not delta.is_of_prompt)
             self._logprobs.add(delta.token_ids, delta.annotations)
 
     def take(self) -> tuple[bytes | None, bytes]:

@@ -59,11 +59,14 @@ class Shown:
         self._trace = trace
         self._began_s = time.perf_counter()
         self._reason: dict[str, Any] | None = None
+        self._num_scored = 0
         self.clear()
 
     def clear(self) -> None:
         """Forget what was shown, of the prompt and the output."""
         self._input = self._input_tops = _EMPTY
+        self._input_parts: list[bytes] = []
+        self._input_top_parts: list[bytes] = []
         self._texts: list[str] = []
         self._ids: list[int] = []
         self._sources: list[int] = []
@@ -78,6 +81,8 @@ class Shown:
         if self._ask.tops is not None:
             if delta.prompt_annotations is not None:
                 self._add_prompt(delta.prompt_annotations)
+                if not delta.is_of_prompt:
+                    self._end_prompt()
             for token, annotation in zip(delta.token_ids, delta.annotations, strict=True):
                 self._output.append(self._entry(annotation.logprob, token))
                 self._output_tops.append(self._tops(annotation))
@@ -85,21 +90,29 @@ class Shown:
             self._reason = self._finish(delta)
 
     def _add_prompt(self, annotations: Sequence[Annotation]) -> None:
-        """The prompt's tokens from the position asked for; the very first follows nothing.
+        """Some of the prompt's tokens, from the position asked for; the very first follows nothing.
 
         An abort may leave the end of the prompt without any.
         """
         entries: list[Entry] = []
         tops: list[list[Entry] | None] = []
-        for position in range(self._ask.start, len(annotations) + 1):
+        first = self._num_scored
+        self._num_scored += len(annotations)
+        for position in range(max(self._ask.start, first and first + 1), self._num_scored + 1):
             token = self._prompt_ids[position]
-            annotation = annotations[position - 1] if position else None
+            annotation = annotations[position - first - 1] if position else None
             entries.append(self._entry(annotation and annotation.logprob, token))
             tops.append(annotation and self._tops(annotation))
-        # Encoded once: a stream that repeats the whole answer has them in every event.
-        self._input = orjson.Fragment(orjson.dumps(entries))
+        if entries:
+            self._input_parts.append(orjson.dumps(entries)[1:-1])
+            self._input_top_parts.append(orjson.dumps(tops)[1:-1])
+
+    def _end_prompt(self) -> None:
+        """Encoded once: a stream that repeats the whole answer has it in every event."""
+        self._input = orjson.Fragment(b"[%b]" % b",".join(self._input_parts))
         if self._ask.tops:
-            self._input_tops = orjson.Fragment(orjson.dumps(tops))
+            self._input_tops = orjson.Fragment(b"[%b]" % b",".join(self._input_top_parts))
+        self._input_parts, self._input_top_parts = [], []
 
     def _entry(self, logprob: float | None, token: int) -> Entry:
         return [logprob, token, self._style.names.name(token) if self._ask.texts else None]
@@ -259,6 +272,8 @@ class _StreamPlace(_Place):
     def take(self, delta: Delta) -> None:
         """Send an event, also for tokens without text: clients count ids."""
         self._shown.add(delta)
+        if delta.is_of_prompt:
+            return
         event = self._shown.show()
         if self._number is not None:
             event["index"] = self._number

@@ -121,9 +121,15 @@ class Choice:
         self._names = names
         self._give = give
         self._parts: list[Part] = []
+        self._scores: list[Annotation] = []
 
     def take(self, delta: Delta) -> None:
-        """Pass on what came."""
+        """Pass on what came, all of the prompt's annotations with the first tokens."""
+        if delta.prompt_annotations is not None:
+            self._scores += delta.prompt_annotations
+            if delta.is_of_prompt:
+                return
+            delta = delta._replace(prompt_annotations=self._scores)
         self._give(self, delta)
 
     def fail(self, error: Exception) -> None:
