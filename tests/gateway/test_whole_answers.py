@@ -13,7 +13,7 @@ import pytest
 
 from tests.gateway.test_http import LETTER_A, Gateway, play, request
 from tests.workers.fakes import world
-from trserve.gateway import app
+from trserve.gateway import bodies
 from trserve.gateway.long_work import LONG_BODY_BYTES
 from trserve.gateway.random_bits import RandomBits, new_hex, new_seed
 from trserve.gateway.requests import GenerationRequest
@@ -76,7 +76,7 @@ def test_a_body_goes_once_it_is_read(
     stream: bool,
 ) -> None:
     """It may be many times as long as what the request keeps of it."""
-    real, read, gone = app.read_body, [], []
+    real, read, gone = bodies.read_body, [], []
 
     class Raw(bytes):
         def __del__(self) -> None:
@@ -86,7 +86,7 @@ def test_a_body_goes_once_it_is_read(
         read.append(1)
         return Raw(await real(*given))
 
-    monkeypatch.setattr(app, "read_body", counted)
+    monkeypatch.setattr(bodies, "read_body", counted)
 
     async def story(g: Gateway) -> None:
         body = json.dumps({**fields, "stream": stream, "unknown": "x" * padding}).encode()
