@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -28,9 +29,13 @@ def startup_error(message: str, exit_code: int) -> StartupError:
 
 
 class HostProcess:
-    """The supervisor process beside the program."""
+    """The supervisor process beside the program.
 
-    def __init__(self, plan: ServerPlan) -> None:
+    Args:
+        environment: variables for it and its processes, beside those of the program.
+    """
+
+    def __init__(self, plan: ServerPlan, environment: Mapping[str, str]) -> None:
         shared = Shared.create(plan.layout)
         self.shared: Shared | None = shared
         self._process = subprocess.Popen(
@@ -39,6 +44,7 @@ class HostProcess:
             stdout=subprocess.PIPE,
             pass_fds=(shared.slab_fd, *shared.bells),
             process_group=0,
+            env={**os.environ, **environment},
         )
         request = {
             "plan": msgspec.to_builtins(plan),

@@ -7,13 +7,10 @@ comes about, is the same as over HTTP, by the same code. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from os import PathLike, fspath
 from types import TracebackType
 from typing import Any
 
-from trserve.config import LaunchConfig, config_from_flags
-from trserve.config_hosts import RAY
-from trserve.errors import ConfigError
+from trserve.engine_settings import engine_config, engine_environment
 from trserve.offline.answers import Completion, Part, TokenLogprob
 from trserve.offline.call import Call
 from trserve.offline.options import Params, Prompt, read_arguments
@@ -38,7 +35,8 @@ class Engine:
 
     Args:
         settings: what ``trserve launch`` takes, by field name: ``models=("tiny", "small")``,
-            ``router="r-stitch"``, ``router_config={"tau": 0.03}``, ``dtype="float32"``, ...
+            ``router="r-stitch"``, ``router_config={"tau": 0.03}``, ``dtype="float32"``, ...; a text
+            is read as the flag's would be: ``models="tiny,small"``, ``memory="2g"``.
             ``record=DIR`` keeps what the models computed for every token that they sampled, with
             the ``record_top_k`` most probable tokens each; :mod:`trserve.records` reads it.
 
@@ -51,12 +49,13 @@ class Engine:
     """
 
     def __init__(self, **settings: Any) -> None:
-        plan = make_plan(_config(settings))
+        config = engine_config(settings)
+        plan = make_plan(config)
         self.models = [model.name for model in plan.models]
         """Names of the models, in the order of their indices in ``sources``."""
         self._run = None if plan.record is None else plan.record.run
         self._defaults = plan.sampling_defaults
-        self._session = Session(plan)
+        self._session = Session(plan, engine_environment(config, settings))
         self._slots = plan.slots
 
     @property
@@ -144,20 +143,3 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _config(settings: Mapping[str, Any]) -> LaunchConfig:
-    values = dict(settings)
-    if isinstance(values.get("models"), str):
-        values["models"] = (values["models"],)
-    if isinstance(values.get("record"), PathLike):
-        values["record"] = fspath(values["record"])
-    router_config = values.get("router_config")
-    if isinstance(router_config, Mapping):
-        values["router_config"] = tuple((key, str(value)) for key, value in router_config.items())
-    config = config_from_flags(values)
-    if config.hosts.executor == RAY:
-        raise ConfigError(
-            "--executor ray: is for `trserve launch`; an Engine's processes are on its own host"
-        )
-    return config

@@ -6,22 +6,18 @@ Knows what has to be there before the supervisor starts; nothing of what it supe
 from __future__ import annotations
 
 import os
-from typing import Final
 
 from trserve.banner import show_note
 from trserve.config import LaunchConfig
 from trserve.config_hosts import RAY
 from trserve.endpoint_plan import cautions
 from trserve.front import HttpFront, listen
-from trserve.ipc.child import LOG_LEVEL_VARIABLE
 from trserve.ipc.instance import sweep_dead_instances
 from trserve.ipc.process import become_subreaper
 from trserve.launcher import Launcher
 from trserve.plan import make_plan
+from trserve.process_environment import process_environment
 from trserve.service_manager import ServiceManager
-
-_CUDA_GRAPHS: Final = "TRSERVE_CUDA_GRAPHS"
-"""Names what a worker captures (``workers/cuda/buckets.py``, which imports too much for here)."""
 
 
 def launch(config: LaunchConfig) -> int:
@@ -31,10 +27,7 @@ def launch(config: LaunchConfig) -> int:
 
         return launch_on_ray(config)
     plan = make_plan(config)
-    # Every process reads these for itself, some before they know the plan.
-    os.environ[LOG_LEVEL_VARIABLE] = config.endpoint.log_level
-    if config.placement.enforce_eager:
-        os.environ[_CUDA_GRAPHS] = ""
+    os.environ.update(process_environment(config))
     for caution in cautions(config.endpoint, plan.endpoint):
         show_note(caution)
     listener = listen(config.endpoint.host, config.endpoint.port)

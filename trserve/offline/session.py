@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -39,6 +39,9 @@ class EngineError(TrserveError):
 class Session:
     """An instance from its start to its end.
 
+    Args:
+        environment: variables for its processes, beside those of this one.
+
     Attributes:
         service: makes jobs of requests; may be used by any thread.
         ends: where the ends of answers are noted, if the instance records.
@@ -47,9 +50,9 @@ class Session:
         StartupError: a model cannot be loaded; the message says why.
     """
 
-    def __init__(self, plan: ServerPlan) -> None:
+    def __init__(self, plan: ServerPlan, environment: Mapping[str, str]) -> None:
         self._plan = plan
-        self._host = HostProcess(plan)
+        self._host = HostProcess(plan, environment)
         self._failure: Exception | None = None
         self._stop: Callable[[], None] | None = None
         self.ends = None if plan.record is None else EndLog(plan.record)
