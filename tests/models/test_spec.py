@@ -106,6 +106,13 @@ def test_both_spellings_of_rope(tmp_path, changes):
     assert spec.rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
 
 
+def test_a_scaling_that_somebody_added_wins_over_what_was_saved(tmp_path):
+    saved = {"rope_theta": 5e5, "rope_type": "default"}
+    spec = read_spec(write_config(tmp_path, rope_parameters=saved, rope_scaling=YARN))
+    assert spec.rope_scaling == read_spec(write_config(tmp_path, rope_scaling=YARN)).rope_scaling
+    assert spec.rope_theta == 5e5
+
+
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 
 
@@ -155,6 +162,8 @@ def test_architecture_from_model_type(tmp_path):
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*Qwen3ForCausalLM, Qwen3Moe"),
         ({"architectures": None, "model_type": "mamba"}, "mamba.*supported are"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+        ({"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "ntk"}}, "'ntk'"),
         ({"rope_scaling": {"type": "longrope"}}, "'longrope'.*default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"partial_rotary_factor": 0.5}, "only a part of each head"),

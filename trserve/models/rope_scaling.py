@@ -69,13 +69,18 @@ SUPPORTED_TYPES = ("default", "linear", "llama3", "yarn")
 def rope_from_config(config: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None]:
     """Base and scaling of the rotary embedding.
 
+    What stands in ``rope_scaling`` wins over ``rope_parameters``, as in transformers: it is what
+    people add to a checkpoint, by its model card, for longer contexts.
+
     Raises:
-        ModelUnavailableError: the scaling is none of :data:`SUPPORTED_TYPES`, or only a part of
-            each head is rotated.
+        ModelUnavailableError: the scaling is none of :data:`SUPPORTED_TYPES` or no object, or only
+            a part of each head is rotated.
         KeyError: a number is missing that the scaling needs.
     """
-    rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    saved = _object("rope_parameters", config, source)
+    rope = _object("rope_scaling", config, source) or saved
+    bases = (each.get("rope_theta") for each in (rope, config, saved))
+    theta = float(next(filter(None, bases), 10_000.0))
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if float(share) != 1.0:
         raise ModelUnavailableError(
@@ -84,6 +89,13 @@ def rope_from_config(config: Mapping[str, Any], source: str) -> tuple[float, Rop
         )
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     return theta, _scaling(kind, rope, config, source)
+
+
+def _object(key: str, config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    found = config.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise ModelUnavailableError(f"{source}: {key} is {found!r}, and must be an object")
+    return found
 
 
 def _scaling(
