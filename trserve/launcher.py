@@ -266,7 +266,7 @@ class Launcher:
         if is_gateway:
             child.ready = True
         else:
-            self._workforce.on_ready(child, message)
+            self._workforce.on_ready(child, message, time.monotonic())
             self._solving.on_ready(child)
         if all(child.ready for child in self._children) if starting else is_gateway:
             self._control.send(GATEWAY_IDENTITY, self._workforce.serve_message())

@@ -27,7 +27,7 @@ class Worker:
             with a worker that died.
         hung: whether it was because it hung.
         shared_with: the worker that it was killed for; empty if its own death began it.
-        end: how the first of them ended, once one has; ``was_ready`` whether it could serve.
+        end: how the first of them ended, once one has.
     """
 
     indices: tuple[int, ...]
@@ -40,7 +40,6 @@ class Worker:
     hung: bool = False
     shared_with: str = ""
     end: str = ""
-    was_ready: bool = False
 
     @property
     def index(self) -> int:

@@ -28,6 +28,7 @@ from trserve.ipc.doorbell import ring
 from trserve.ipc.extras import read_extras, write_extras
 from trserve.ipc.fence import load_fence, store_fence
 from trserve.ipc.slab import Slab, WorkerStatus
+from trserve.ipc.tally import read_tally
 from trserve.params import decode_params
 from trserve.restarts import Use
 
@@ -67,6 +68,10 @@ class StandIn:
     def heartbeat(self, worker: int) -> int:
         """Its last sign of life, in nanoseconds."""
         return self._slab.workers[worker].get("heartbeat")
+
+    def served(self, worker: int) -> int:
+        """How often it has had something for a request, it and its predecessors."""
+        return int(read_tally(self._slab, worker).moved.sum())
 
     def take_over(self, worker: int, *, blamed: bool = True) -> Step:
         """Be ``worker``, which was reaped, from now on; returns what it was doing when it died.

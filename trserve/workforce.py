@@ -124,7 +124,7 @@ class Workforce:
         if worker is not None and child is worker.crew[0]:
             worker.in_slab = True
 
-    def on_ready(self, child: Child, message: Message) -> None:
+    def on_ready(self, child: Child, message: Message, now: float) -> None:
         """It can serve, and says what it knows of the router's parameters and of its device."""
         worker = self._of(child)
         if worker is None or worker.killed_at is not None:
@@ -139,13 +139,13 @@ class Workforce:
         if worker.index == 0 and child is worker.crew[0]:
             self.router_parameters = message.get("router_parameters", [])
         if worker.ready:
-            self._on_worker_ready(worker)
+            self._on_worker_ready(worker, now)
 
-    def _on_worker_ready(self, worker: Worker) -> None:
+    def _on_worker_ready(self, worker: Worker, now: float) -> None:
         again = self._stand_in.status(worker.index) is not WorkerStatus.STARTING
         for index in worker.indices:
             self._stand_in.set_status(index, WorkerStatus.UP)
-        worker.deaths.loaded()
+        worker.deaths.loaded(now)
         if again:
             self._note(f"{worker.title} is back")
             self._tell_all(worker, {"type": "worker_up"})
@@ -161,12 +161,12 @@ class Workforce:
         worker = self._of(child)
         assert worker is not None, child.title
         if not worker.end:
-            worker.end, worker.was_ready = self._describe(worker, child), worker.ready
+            worker.end = self._describe(worker, child)
         worker.crew.remove(child)
         if worker.crew:
             worker.kill(now)
             return None
-        end, was_ready, shared_with = worker.end, worker.was_ready, worker.shared_with
+        end, shared_with = worker.end, worker.shared_with
         worker.is_over()
         self._watchdog.forget(worker.index)
         if shared_with:
@@ -180,7 +180,7 @@ class Workforce:
         self._tell_all(worker, {"type": "worker_down", "message": end})
         decision = worker.deaths.note(
             now,
-            loading=not was_ready,
+            served=sum(map(self._stand_in.served, worker.indices)),
             in_step=step.requests,
             poison=step.poison,
             early=step.early,
@@ -279,7 +279,7 @@ class Workforce:
             try:
                 self._start(worker)
             except StartFailedError as error:
-                decision = worker.deaths.note(now, loading=True)
+                decision = worker.deaths.note(now)
                 cause = self._carry_out(decision, worker, str(error), now, START_AGAIN_S)
                 if cause is not None:
                     return cause

@@ -249,7 +249,7 @@ def test_a_worker_that_does_not_use_the_daemon(new_scene: NewScene, mps: str) ->
     both_die(scene, 0.0)
     child = scene.started[-1]
     scene.force.on_hello(child)
-    scene.force.on_ready(child, {"mps": False})
+    scene.force.on_ready(child, {"mps": False}, 1.0)
     if mps == "on":
         assert not child.ready and scene.process().kills == 1
         assert child.failure is not None and "--mps on" in child.failure[0]

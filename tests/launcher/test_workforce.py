@@ -20,6 +20,7 @@ from trserve.ipc.child import ChildArguments
 from trserve.ipc.control import Message
 from trserve.ipc.shared import Shared
 from trserve.ipc.slab import Slab, WorkerStatus
+from trserve.ipc.tally import TallyWriter
 from trserve.worker_lives import REAPED_AFTER_S
 from trserve.workforce import START_AGAIN_S, Workforce
 
@@ -58,10 +59,10 @@ class Scene:
     def process(self, at: int = -1) -> Any:
         return self.started[at].process
 
-    def serve(self, child: Child | None = None) -> None:
+    def serve(self, child: Child | None = None, now: float = 0.0) -> None:
         child = child or self.started[-1]
         self.force.on_hello(child)
-        self.force.on_ready(child, {})
+        self.force.on_ready(child, {}, now)
 
     def look(self, now: float) -> str | None:
         """A tick at which worker 0 is alive."""
@@ -117,16 +118,23 @@ def test_the_first_start_is_no_news(scene: Scene) -> None:
     assert scene.told == [] and scene.notes == []
 
 
-def test_deaths_at_anothers_prompt_never_end_the_server(new_scene: NewScene) -> None:
+@pytest.mark.parametrize("serves", [True, False])
+def test_deaths_at_anothers_prompt_do_not_end_a_server_that_serves(
+    new_scene: NewScene, serves: bool
+) -> None:
     scene = new_scene(on_peer_loss="fail")
-    slab = scene.slab
-    for gen in range(1, 6):
+    slab, causes = scene.slab, []
+    for gen in range(1, 7):
         slab.gen[0], slab.sent[0] = gen, 0b11
         slab.baton[0] = Baton(3, 0, SlotState.LIVE, Finish.NONE, 0, 0).pack()
         slab.in_step[1][:2] = 1, 0
-        assert scene.force.replace(scene.started[-1], float(gen)) is None
+        causes.append(scene.force.replace(scene.started[-1], float(gen)))
         assert slab.suspect[0] == gen
-        scene.serve()
+        if causes[-1] is None:
+            scene.serve()
+        if serves:
+            TallyWriter(slab, 1).stayed(1, 1)
+    assert [cause is None for cause in causes] == [True] * 5 + [serves]
 
 
 def test_one_that_dies_is_started_again_and_the_gateway_is_told(scene: Scene) -> None:
@@ -141,7 +149,7 @@ def test_one_that_dies_is_started_again_and_the_gateway_is_told(scene: Scene) ->
 
 def test_a_message_of_the_dead_is_not_its_successors(scene: Scene) -> None:
     scene.force.replace(scene.started[1], 0.0)
-    scene.force.on_ready(scene.started[2], {})  # which has not even said hello
+    scene.force.on_ready(scene.started[2], {}, 1.0)  # which has not even said hello
     assert not scene.started[2].ready
     assert scene.status()[1] is WorkerStatus.RESTARTING
 
@@ -257,7 +265,7 @@ def test_what_is_left_of_a_group_of_ranks_is_not_ready(new_scene: NewScene, tmp_
     scene.force.on_hello(first)
     assert scene.force.replace(first, 1.0) is None  # as soon as both have joined
     scene.force.on_hello(second)
-    scene.force.on_ready(second, {})  # which it has sent before it was killed
+    scene.force.on_ready(second, {}, 1.0)  # which it has sent before it was killed
     assert scene.status()[1] is WorkerStatus.RESTARTING
     assert len(scene.told) == told
 
