@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trserve.sched.batching import SHORT_SUFFIX, STARVED_AFTER_NS, choose_step
+from trserve.sched.batching import SHORT_SUFFIX, STARVED_AFTER_NS, Turns, choose_step
 
 NOW = 10**12
 MS = 1_000_000
@@ -101,3 +101,17 @@ def test_every_size_of_row_gets_through_every_size_of_step(max_tokens: int) -> N
             if waiting.remaining == 0:
                 break
         assert waiting.remaining == 0, f"{size} tokens in steps of {max_tokens}"
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.booleans())
+def test_decodes_that_are_too_many_take_turns(decodes: int, max_rows: int, prompt: bool) -> None:
+    """As fair as can be: none has two rows more than another, whoever else is in the step."""
+    rows, turns = [Row(1) for _ in range(decodes)], Turns()
+    waiting = [Row(10**6, NOW - STARVED_AFTER_NS)] if prompt else []
+    counts = dict.fromkeys(map(id, rows), 0)
+    limits = {"max_rows": max_rows, "max_tokens": 64, "now_ns": NOW}
+    for _ in range(50):
+        for row, _ in choose_step([*rows, *waiting], turns=turns, **limits):
+            if row in rows:
+                counts[id(row)] += 1
+    assert max(counts.values()) - min(counts.values()) <= 1

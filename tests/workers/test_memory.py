@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.fakes import EOS, hash_route, hash_token, reference, router_class, world
+from tests.workers.fakes import EOS, hash_route, hash_token, reference, router_class, stay, world
 from trserve.ipc.baton import Finish, SlotState
 from trserve.workers.memory import fit_to_memory
 from trserve.workers.states import State
@@ -134,3 +135,43 @@ def test_somebody_goes_on_when_older_ones_outside_the_plan_hold_everything() -> 
         assert w.baton(short).length == 6
         assert w.baton(prompt).length == 16
         assert w.baton(prompt).state is SlotState.DONE
+
+
+def test_who_gave_its_kv_up_finds_its_prefix_again_and_not_before_there_is_room() -> None:
+    """Three rows of 400 common tokens; the second newest block is one too many."""
+    prefix = [5] * 400
+    with world(
+        num_blocks=115, token=endless, max_rows=8, slots=4, row_tokens=600, max_tokens=512
+    ) as w:
+        worker = w.workers[0]
+        slots = [w.submit([*prefix, 1, 1, 1, 1], limit=424)]
+        worker.turn()
+        slots += [w.submit(prefix + [n] * 4, limit=440) for n in (2, 3)]
+        w.run(*slots)
+        for n, (slot, limit) in enumerate(zip(slots, (424, 440, 440), strict=True), 1):
+            expected = reference(
+                prefix + [n] * 4, limit=limit, models=2, decide=stay, token=endless
+            )
+            assert w.outcome(slot).row == expected.row
+        first, *others = sorted(rows for step in worker.runner.batches for rows in step)[::-1]
+        assert first == 404 and max(others) < 20, "a whole row was computed again"
+        assert 1 <= worker.table.kv_drops <= 3
+        w.check_nothing_held()
+
+
+def test_more_streams_than_rows_take_turns() -> None:
+    """Steps have four rows: none of twelve waits in mid-answer until others have ended."""
+    settings = {"max_rows": 4, "slots": 12, "row_tokens": 128, "max_tokens": 64, "num_blocks": 400}
+    with world(token=endless, workers=1, **settings) as w:
+        slots = [w.submit([n + 1] * 20, limit=80) for n in range(12)]
+        seen, progressed = [20] * 12, [0] * 12
+        for turn in range(400):
+            w.workers[0].turn(now_ns=time.monotonic_ns() + 10**9)  # prompts have waited long
+            for n, slot in enumerate(slots):
+                length = w.baton(slot).length
+                if length > seen[n]:
+                    assert seen[n] == 20 or turn - progressed[n] <= 8
+                    seen[n], progressed[n] = length, turn
+            if min(seen) == 80:
+                break
+        assert min(seen) == 80

@@ -32,18 +32,46 @@ class Candidate(Protocol):
 C = TypeVar("C", bound=Candidate)
 
 
+class Turns:
+    """Who is next where there are more decodes than a step has rows.
+
+    They take turns, so that none of them stands still in the middle of its answer until others have
+    ended; with as many rows as decodes there is nothing to remember.
+    """
+
+    __slots__ = ("_next",)
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def order(self, short: list[tuple[C, int]]) -> list[tuple[C, int]]:
+        """``short`` from whoever is next."""
+        at = self._next % len(short) if short else 0
+        return short[at:] + short[:at]
+
+    def took(self, count: int, of: int) -> None:
+        """So many of those in the last order got a row."""
+        self._next = (self._next + count) % of if count < of else 0
+
+
 def _reserve(max_tokens: int) -> int:
     """Tokens of a step that a starved prompt gets."""
     return max(1, max_tokens // STARVED_SHARE)
 
 
 def choose_step(
-    runnable: Iterable[C], *, max_rows: int, max_tokens: int, now_ns: int
+    runnable: Iterable[C],
+    *,
+    max_rows: int,
+    max_tokens: int,
+    now_ns: int,
+    turns: Turns | None = None,
 ) -> list[tuple[C, int]]:
     """The rows of the next step, oldest first within each kind, as (request, tokens) pairs.
 
     At most ``max_rows`` rows and ``max_tokens`` tokens; no row of 0 tokens. A long row may be
-    cut to what the budget leaves (a prompt chunk); a short one is taken whole or left.
+    cut to what the budget leaves (a prompt chunk); a short one is taken whole or left. With
+    ``turns`` short ones that are too many for a step take turns.
     """
     short: list[tuple[C, int]] = []
     long: list[C] = []
@@ -67,11 +95,13 @@ def choose_step(
     token_limit = max_tokens - _reserve(max_tokens) * starved
     chosen: list[tuple[C, int]] = []
     used = 0
-    for request, tokens in short:
+    for request, tokens in short if turns is None else turns.order(short):
         if len(chosen) >= row_limit or used + tokens > token_limit:
             break
         chosen.append((request, tokens))
         used += tokens
+    if turns is not None and short:
+        turns.took(len(chosen), len(short))
     for request in long:
         left = max_tokens - used
         if len(chosen) >= max_rows or left <= 0:

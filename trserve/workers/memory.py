@@ -31,7 +31,10 @@ def fit_to_memory(plan: Plan, table: RequestTable) -> tuple[Plan, Request | None
         return plan, None
     # The blocks are too few. What was given until now was the right of those that have it.
     fitted: Plan = []
-    for request, tokens in plan:
+    computed = [request.num_computed for request, _ in plan]
+    for (request, tokens), before in zip(plan, computed, strict=True):
+        if request.num_computed != before:
+            continue  # an older row has its blocks; what it lacks now is in no row of this plan
         has_room = request.num_computed + tokens <= request.num_blocks * size
         if has_room or _make_room(request, tokens, table, _newer(request, table, fitted)):
             fitted.append((request, tokens))

@@ -34,6 +34,7 @@ class Request:
         num_computed: tokens of the row whose KV is valid here.
         num_early: prompt tokens that were computed here before the request came for the first time.
         num_cached: how many of the first blocks are in the prefix cache, for others to share.
+        dropped_at: the table's version when it last had to give up its KV.
         block_hashes: of the row's first full blocks, as far as they were needed.
         hop: the last hop that was handled here; -1 before the first.
         arrival_length: committed length of the row when the baton came.
@@ -66,6 +67,7 @@ class Request:
         "block_table",
         "book",
         "constraint",
+        "dropped_at",
         "end_ids",
         "extras",
         "gen",
@@ -125,6 +127,7 @@ class Request:
         self.num_computed = 0
         self.num_early = 0
         self.num_cached = 0
+        self.dropped_at = -1
         # Committed tokens never change, so neither do these, whatever becomes of the KV.
         self.block_hashes: list[int] = []
         self.state = State.PENDING

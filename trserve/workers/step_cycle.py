@@ -16,10 +16,11 @@ import torch
 from trserve.ipc.baton import Finish
 from trserve.ipc.slab import Slab
 from trserve.ipc.tally import TallyWriter
-from trserve.sched.batching import choose_step
+from trserve.sched.batching import Turns, choose_step
 from trserve.workers.annotating import annotate
 from trserve.workers.arrivals import Arrivals
 from trserve.workers.asking import Asking
+from trserve.workers.candidates import candidates
 from trserve.workers.chosen import ChosenRows
 from trserve.workers.early_prefill import EarlyPrefill
 from trserve.workers.grammar import Grammars
@@ -127,6 +128,7 @@ class StepCycle:
         self._row_sampling = RowSamplings()
         self._in_step = InStep(runner, routing)
         self._short_of_blocks = False
+        self._turns = Turns()
         self._unnoted = False
         self._version_before = -1  # the table's, at the last step that was chosen
         self._unchanged = 0  # steps chosen since that moved
@@ -193,10 +195,12 @@ class StepCycle:
         self._unchanged = self._unchanged + 1 if same else 0
         alone = self._guard.next_suspect(self._table.runnable)
         wanted = choose_step(
-            alone or self._table.candidates(all_of_them=self._short_of_blocks),
+            alone or candidates(self._table, all_of_them=self._short_of_blocks),
             max_rows=self._limits.max_rows,
             max_tokens=self._limits.max_tokens,
             now_ns=now_ns,
+            # Where there are too few blocks the oldest go first: they are the first to give some.
+            turns=None if self._short_of_blocks else self._turns,
         )
         plan, too_large = fit_to_memory(wanted, self._table)
         # Then whoever is to compute a prefix for others may not come to it for long.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -284,32 +284,6 @@ class RequestTable:
 
     # -- KV ----------------------------------------------------------------------------------
 
-    def candidates(self, *, all_of_them: bool) -> Iterable[Request]:
-        """The runnable requests that a step may take, oldest first.
-
-        Those that wait are given what the prefix cache has of their rows, before each step until
-        they start. Left out are, unless ``all_of_them`` are wanted, those whose next block an
-        older one is about to compute: of many prompts that begin alike and come at once (or of
-        the choices of one request), one computes the beginning and the others find it. The oldest
-        is never left out.
-        """
-        if not self.waiting:
-            return self.runnable.values()
-        pool, taken = self.pool, list[Request]()
-        coming: set[int] = set()
-        for request in self.runnable.values():
-            # Whoever wants the whole prompt scored must compute all of it.
-            waits = request.state is State.WAITING and not request.needs_scoring
-            if waits:
-                pool.match(request)
-            hashed = pool.next_hash(request)
-            if hashed is not None:
-                if waits and hashed in coming and not all_of_them:
-                    continue
-                coming.add(hashed)
-            taken.append(request)
-        return taken
-
     def start(self, request: Request) -> None:
         """Take a waiting request into a step."""
         slot, slab = request.slot, self._slab
@@ -330,6 +304,7 @@ class RequestTable:
             request.move(Event.KV_LOST)
         if request.state is State.WAITING:
             self.waiting[request.slot] = request
+            request.dropped_at = self.version
 
     def check_blocks(self, *, strict: bool) -> None:
         """Recount the blocks while nothing is runnable; repair what does not add up.
