@@ -14,6 +14,7 @@ from trserve.errors import ConfigError
 from trserve.gateway.slots import Slot
 from trserve.ipc.annotations import AnnotationBook
 from trserve.ipc.slab import WorkerStatus
+from trserve.limited_log import MOST_LINES
 from trserve.router_lib.base import BaseRouter, RouterContext, StepResult
 from trserve.router_lib.parameters import Parameter
 from trserve.router_lib.r_stitch import RStitch
@@ -268,3 +269,22 @@ def test_the_first_token_after_a_handoff_says_how_long_that_took(trace: bool) ->
         # One that came back with nothing committed has a time, too, and the same writer.
         for (before, after), time in zip(pairwise(writers), times, strict=True):
             assert time is not None or before == after or not trace
+
+
+def test_a_router_that_fails_in_every_step_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures = []
+
+    class OneByOne(FakeRouter):
+        def route(self, result: StepResult) -> Any:
+            if len(result.requests) > 1:
+                failures.append(1)
+                raise ValueError("one at a time, please")
+            return super().route(result)
+
+    with world(router=OneByOne, row_tokens=256) as w:
+        slots = [w.submit([n + 1], limit=200, eos_token_ids=()) for n in range(2)]
+        w.run(*slots)
+        assert [w.baton(slot).length for slot in slots] == [200, 200]
+    assert len(failures) > 150 and 1 <= len(caplog.records) <= MOST_LINES

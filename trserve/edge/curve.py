@@ -18,8 +18,8 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from trserve.edge.limited_log import LimitedLog
 from trserve.errors import ConfigError
+from trserve.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
 _ZAP: Final = "inproc://zeromq.zap.01"

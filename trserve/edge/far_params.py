@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from trserve.edge.limited_log import LimitedLog
 from trserve.ipc.layout import PARAMS_BYTES
+from trserve.limited_log import LimitedLog
 from trserve.params import RequestParams, encode_params
 
 log = logging.getLogger(__name__)

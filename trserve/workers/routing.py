@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
+from time import monotonic
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 
 from trserve.errors import ConfigError
 from trserve.ipc.layout import ROUTER_EXTRAS_BYTES
-from trserve.router_lib.base import BaseRouter, PeerReq, RouterContext, StepResult
+from trserve.limited_log import LimitedLog
+from trserve.router_lib.base import BaseRouter, PeerReq, RequestView, RouterContext, StepResult
 from trserve.router_lib.parameters import check_values
 from trserve.router_lib.promises import decides_early
 from trserve.router_lib.registry import load_router_class
@@ -86,6 +88,8 @@ class Routing:
         self._valid = frozenset(range(1 + len(router.peers)))
         self._names = [parameter.name for parameter in router.parameters]
         self.on_failure: Callable[[str], None] = _nobody_counts
+        # A router that fails does so in every step.
+        self._of_batches, self._of_requests = LimitedLog(log), LimitedLog(log)
         # What the default says needs no request, and no view of its row.
         self._says_by_default = (router.model != 0, b"")
         self._calls_send = type(router).send is not BaseRouter.send
@@ -154,8 +158,10 @@ class Routing:
                 raise ValueError(f"bounds returned {found.shape} for {len(requests)} rows")
             return found
         except Exception as error:
-            log.warning(
-                "router raised %r for the bounds of a batch; asking it after the step", error
+            self._of_batches.warning(
+                monotonic(),
+                "router raised %r for the bounds of a batch; asking it after the step",
+                error,
             )
             return None
 
@@ -173,7 +179,8 @@ class Routing:
             return self._ask(result)
         except Exception as error:
             self.on_failure("route")
-            log.warning("router raised %r for a batch; asking row by row", error)
+            text = "router raised %r for a batch; asking row by row"
+            self._of_batches.warning(monotonic(), text, error)
             return [self._ask_alone(result.row(row)) for row in range(len(result.requests))]
 
     def _ask(self, result: StepResult) -> list[int]:
@@ -193,8 +200,12 @@ class Routing:
             return self._ask(result)[0]
         except Exception:
             self.on_failure("route")
-            log.exception("router failed for request %d", result.requests[0].rid)
+            self._say_failed("route", result.requests[0])
             return None
+
+    def _say_failed(self, hook: str, request: RequestView) -> None:
+        text = "router failed to %s request %d"
+        self._of_requests.warning(monotonic(), text, hook, request.rid, trace=True)
 
     def scores(self, result: StepResult) -> list[float] | None:
         """What the router decided on, by row; None where it has no score or fails to say."""
@@ -209,7 +220,8 @@ class Routing:
                 raise ValueError(f"score returned {len(found)} rows for {len(result.requests)}")
         except Exception:
             self.on_failure("score")
-            log.exception("router failed to score a batch; its traces lack the scores")
+            text = "router failed to score a batch; its traces lack the scores"
+            self._of_batches.warning(monotonic(), text, trace=True)
             return None
         return found
 
@@ -227,7 +239,7 @@ class Routing:
             return bool(peer_req.keep_token), extras
         except Exception:
             self.on_failure("send")
-            log.exception("router failed to send request %d", request.rid)
+            self._say_failed("send", request)
             return None
 
     def receive(self, request: Request) -> bool:
@@ -238,7 +250,7 @@ class Routing:
             self.router.receive(_arriving(request))
         except Exception:
             self.on_failure("receive")
-            log.exception("router failed to receive request %d", request.rid)
+            self._say_failed("receive", request)
             return False
         return True
 
@@ -248,12 +260,13 @@ class Routing:
             model = index(self.router.admit(request))
         except Exception:
             self.on_failure("admit")
-            log.exception("router failed to admit request %d", request.rid)
+            self._say_failed("admit", request)
             return None
         if model == self.router.model or model in self.router.peers:
             return model
         self.on_failure("admit")
-        log.error("router admitted request %d to model %d, which is none", request.rid, model)
+        text = "router admitted request %d to model %d, which is none"
+        self._of_requests.warning(monotonic(), text, request.rid, model)
         return None
 
 

@@ -7,9 +7,9 @@ import logging
 import pytest
 import zmq
 
-from trserve.edge import limited_log
+from trserve import limited_log
 from trserve.edge.curve import Gatekeeper, KeyPair, ServerKeys
-from trserve.edge.limited_log import EVERY_S, MOST_LINES, LimitedLog
+from trserve.limited_log import EVERY_S, MOST_LINES, LimitedLog
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:

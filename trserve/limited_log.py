@@ -1,4 +1,4 @@
-"""Log lines that strangers cause, at most so many a minute. Knows no sockets and no keys."""
+"""Log lines that strangers or a router of theirs cause, at most so many a minute. Knows neither."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ class LimitedLog:
         self._ends = 0.0
         self._lines = 0
 
-    def warning(self, now: float, text: str, *args: object) -> None:
-        """A warning at ``now`` (monotonic seconds), if there is room for it."""
+    def warning(self, now: float, text: str, *args: object, trace: bool = False) -> None:
+        """A warning at ``now`` (monotonic seconds), if there is room for it.
+
+        ``trace``: with that of the exception that is handled.
+        """
         if now >= self._ends:
             if self._lines > MOST_LINES:
                 left_out = self._lines - MOST_LINES
@@ -29,4 +32,4 @@ class LimitedLog:
             self._ends, self._lines = now + EVERY_S, 0
         self._lines += 1
         if self._lines <= MOST_LINES:
-            self._log.warning(text, *args)
+            self._log.warning(text, *args, exc_info=trace)
