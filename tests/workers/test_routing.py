@@ -287,4 +287,4 @@ def test_a_router_that_fails_in_every_step_does_not_fill_the_log(
         slots = [w.submit([n + 1], limit=200, eos_token_ids=()) for n in range(2)]
         w.run(*slots)
         assert [w.baton(slot).length for slot in slots] == [200, 200]
-    assert len(failures) > 150 and 1 <= len(caplog.records) <= MOST_LINES
+    assert len(failures) > 100 and 1 <= len(caplog.records) <= MOST_LINES
