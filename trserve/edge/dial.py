@@ -14,9 +14,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from trserve.edge.curve import ClientKeys, secure_client
+from trserve.edge.tcp_bytes import bytes_received
 
 HIGH_WATER: Final = 1000
 """Frames that may wait in a socket; then senders keep theirs."""
+
+MOST_FRAMES: Final = 1000
+"""Of a turn: whoever sends faster than they are read must not keep a process from all else."""
 
 CONNECT_S: Final = 5.0
 HANDSHAKE_S: Final = 10.0
@@ -62,6 +66,7 @@ class Connection:
         self.failure = ""
         self.refused = False
         self._connected = self._secure = False
+        self._tcp_fd, self._num_bytes = -1, 0
         self._socket = context.socket(zmq.DEALER)
         configure(self._socket, frame_bytes)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_S * 1000))
@@ -92,15 +97,33 @@ class Connection:
         return True
 
     def receive(self) -> list[bytes]:
-        """All frames that have come; then ``failure`` says whether there will be more."""
+        """Up to so many frames that have come; then ``failure`` says whether there will be more."""
         frames: list[bytes] = []
         self._watch()
-        while True:
+        if self._tcp_fd < 0 and not self._find_descriptor(frames):
+            return frames
+        for _ in range(MOST_FRAMES):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return frames
+                break
             frames.append(parts[0] if len(parts) == 1 else b"")
+        return frames
+
+    def _find_descriptor(self, frames: list[bytes]) -> bool:
+        """Take the first frame, which tells by what it came; False if there is none."""
+        try:
+            parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        self._tcp_fd = int(parts[0].get(zmq.SRCFD))
+        frames.append(parts[0].bytes if len(parts) == 1 else b"")
+        return True
+
+    def has_grown(self) -> bool:
+        """Whether any byte has come since this was asked last: a long frame is a sign of life."""
+        before, self._num_bytes = self._num_bytes, bytes_received(self._tcp_fd)
+        return before != self._num_bytes
 
     def _watch(self) -> None:
         while self._monitor.poll(0):

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 import zmq
 
 from trserve.edge.curve import Gatekeeper, ServerKeys, secure_server
-from trserve.edge.dial import configure
+from trserve.edge.dial import MOST_FRAMES, configure
+from trserve.edge.tcp_bytes import bytes_received
 from trserve.errors import PortInUseError, StartupError
 
 _WILDCARDS: Final = ("0.0.0.0", "::", "*")
@@ -81,9 +82,9 @@ class Listener:
         return self._gate.name_of(user)
 
     def receive(self, now: float) -> Iterator[Received]:
-        """Let in who may come in; then all frames that have come."""
+        """Let in who may come in; then the frames that have come, up to so many in a turn."""
         self._gate.decide_all(now)
-        while True:
+        for _ in range(MOST_FRAMES):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -97,6 +98,10 @@ class Listener:
         if route not in self._descriptors and len(self._descriptors) >= _MAX_ROUTES:
             del self._descriptors[next(iter(self._descriptors))]
         self._descriptors[route] = fd
+
+    def bytes_from(self, route: bytes) -> int:
+        """How many have come by the connection, parts of frames too."""
+        return bytes_received(self._descriptors.get(route, -1))
 
     def send(self, route: bytes, frame: bytes) -> bool:
         """Send; False if there is no room. ConnectionError if there is no such connection now."""

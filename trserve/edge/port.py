@@ -36,6 +36,7 @@ class Peer:
         key: tells it from every other, however often it dials.
         route: its connection; empty while it has none.
         status: what it was told last of the model.
+        looked_at, num_bytes: when it was looked how much has come from it, and what was found.
     """
 
     key: bytes
@@ -45,6 +46,8 @@ class Peer:
     route: bytes = b""
     heard_at: float = 0.0
     status: str | None = None
+    looked_at: float = 0.0
+    num_bytes: int = 0
 
 
 class Port:
@@ -192,6 +195,7 @@ class Port:
         if (other := self._by_route.get(received.route)) is not None:
             self._part(other)
         peer.route, peer.heard_at, peer.status = received.route, now, None
+        peer.looked_at, peer.num_bytes = now, 0
         self._by_route[received.route] = peer
         welcome = self._welcome(peer, hello)
         self._say(received.route, greeting.encode(FrameType.WELCOME, welcome))
@@ -250,10 +254,26 @@ class Port:
     def tend(self, now: float) -> None:
         """Notice who is gone, and tell the others what has changed."""
         for peer in tuple(self._by_route.values()):
+            if now >= peer.looked_at + peer.heartbeat_s:
+                self._look(peer, now)
             if now - peer.heard_at > LOST_AFTER * peer.heartbeat_s:
                 self._leave(peer)
             else:
                 self._tell_status(peer)
+        self._forget(now)
+
+    def _look(self, peer: Peer, now: float) -> None:
+        """The parts of a long frame are signs of life, and make one for the peer.
+
+        Its pings wait behind the frame, on a slow network for longer than silence is borne, so its
+        status is said again.
+        """
+        count = self._listener.bytes_from(peer.route)
+        if count != peer.num_bytes and peer.heard_at < peer.looked_at:
+            peer.heard_at, peer.status = peer.looked_at, None
+        peer.looked_at, peer.num_bytes = now, count
+
+    def _forget(self, now: float) -> None:
         if now >= self._forget_bad_at:
             self._forget_bad_at = now + FORGET_BAD_S
             self._bad.clear()

@@ -313,7 +313,7 @@ class PortSessions:
         """
         self._unsettled.clear()
         self._unsaid.retry(self.is_here)
-        for session in tuple(self._away.values()):
+        for session in [each for each in self._away.values() if self.is_here(each.key[0])]:
             slot = session.slot
             if slot is not None and (word := self._slab.baton[slot.index]) != session.seen:
                 load_fence()

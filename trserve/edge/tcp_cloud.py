@@ -252,6 +252,7 @@ class TcpCloud:
             self._send_visits()
             self._send_ends()
             if now >= self._said_at + self._heartbeat_s:
+                self._heard_at = max(self._heard_at, self._said_at * connection.has_grown())
                 self._said_at = now
                 stamp = int(now * 1e6)
                 if connection.send(frames.encode_number(FrameType.PING, stamp)):

@@ -107,6 +107,10 @@ class Network:
     def forget(self, route: bytes) -> None:
         """It knows no descriptors."""
 
+    def bytes_from(self, route: bytes) -> int:
+        """Frames come whole."""
+        return 0
+
 
 class FakeConnection:
     """As ``dial.Connection``, in a network of lists."""
@@ -136,6 +140,10 @@ class FakeConnection:
     @property
     def has_more(self) -> bool:
         return bool(self.inbox)
+
+    def has_grown(self) -> bool:
+        """Frames come whole."""
+        return False
 
     def explain_silence(self) -> str:
         return "silence"

@@ -12,7 +12,7 @@ from tests.edge.link.joined import HEARTBEAT_S, Joined, joined, side
 from tests.edge.link.test_hostile import settled, to_home, to_port, words_of
 from tests.edge.link.test_joined import PROMPTS, ROUTER, check, submit_all
 from tests.workers.fakes import EOS, VOCAB
-from trserve.edge import frames, greeting
+from trserve.edge import frames, greeting, port_sessions
 from trserve.edge.cloud import Answer, Records, Visit
 from trserve.edge.frames import Contact, Handoff, Need
 from trserve.edge.outgoing import Outgoing
@@ -107,6 +107,26 @@ def test_frames_of_a_connection_that_was_given_up_are_no_offence() -> None:
         assert j.network.barred == [] and words_of(j) == before
         j.until(lambda: j.home.cloud.connected)
         j.run(slot)
+
+
+def test_answers_for_a_home_that_is_gone_are_made_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+    real = port_sessions.encode_answer
+    monkeypatch.setattr(port_sessions, "encode_answer", lambda a: made.append(a) or real(a))
+    with joined(router=ROUTER) as j:
+        slot = settled(j)
+        take_in(j)
+        j.now += 4 * HEARTBEAT_S
+        j.far.port.tend(j.now)
+        for _ in range(5):
+            j.far.world.workers[1].turn()
+            j.far.sessions.look()
+        assert made == []
+        j.until(lambda: j.home.cloud.connected)
+        j.run(slot)
+        assert made
 
 
 def test_a_connection_is_its_keys_alone() -> None:
