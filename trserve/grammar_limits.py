@@ -28,6 +28,9 @@ SCHEMA_ITEMS: Final = 50_000
 """The library's own. An object of 300 members that may all be left out takes more than 10,000, in
 half a millisecond; rules made from schemas, expressions and choices are not ambiguous."""
 
+MAX_GRAMMAR_BYTES: Final = 1 << 20
+"""Of a grammar's text, which compresses well: a thousandth of it may be what is sent."""
+
 CALL_S: Final = 0.05
 MEAN_S: Final = 0.005
 TOKEN_S: Final = 2e-5

@@ -67,6 +67,21 @@ def split_places(models: Sequence[str]) -> list[Place]:
     return found
 
 
+def check_first(places: Sequence[Place]) -> None:
+    """ConfigError where the first model is at a server that takes ids.
+
+    Such a server is told of no router, so what it writes comes back to the first model, which can
+    only be another one.
+    """
+    name, remote = places[0]
+    if remote.startswith(OPENAI):
+        raise ConfigError(
+            f"--models {name}@{remote}: the first of them begins every answer, which no openai: "
+            "server can; name one that is here first, as in "
+            f"--models {next(each.name for each in places if not each.remote)},{name}@{remote}"
+        )
+
+
 def with_placeholder(models: tuple[str, ...], edge_listen: str) -> tuple[str, ...]:
     """``--models`` as it is meant where an edge port listens: whoever dials in has the entry model.
 

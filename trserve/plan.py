@@ -41,7 +41,7 @@ from trserve.model_plans import (
 )
 from trserve.models.generation_defaults import read_sampling_defaults
 from trserve.params import SamplingDefaults
-from trserve.places import split_places
+from trserve.places import check_first, split_places
 from trserve.record_format import RecordHeader, new_run, weights_digest
 from trserve.recording import RecordPlan, plan_record
 from trserve.restarts import ON_PEER_LOSS
@@ -150,6 +150,7 @@ def make_plan(config: LaunchConfig) -> ServerPlan:
     """
     device = choose_device(config)
     places = split_places(config.model.models)
+    check_first(places)
     if config.hosts.edge_listen:
         read_server_keys(config.hosts.edge_keys)  # the port reads them again: a plan has no keys
     facts = ask_hosts(config, places)

@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tests.gateway.small_tokenizers import CHATML, metaspace, save
 from tests.gateway.stack import ListSink, new_plan
 from tests.ipc.memory import memory
+from trserve.edge.params_check import complaint
 from trserve.errors import RequestError
 from trserve.gateway.dispatcher import Job
 from trserve.gateway.grammar_fields import MAX_CHARS, MAX_LINES
@@ -24,6 +25,7 @@ from trserve.gateway.requests import GenerationRequest, parse_chat, parse_comple
 from trserve.gateway.service import Service
 from trserve.gateway.sglang import parse_generate
 from trserve.gateway.tool_calls import ToolCallSplitter
+from trserve.grammar_limits import MAX_GRAMMAR_BYTES
 from trserve.ipc.layout import PARAMS_BYTES
 from trserve.params import decode_params, unpack_grammar
 
@@ -281,6 +283,22 @@ def test_one_that_does_not_fit_is_refused(service: Service) -> None:
     plain = {f"a member named {n}": {"type": "string", "description": "x" * 60} for n in range(150)}
     found = grammar(service, completion(guided_json={"type": "object", "properties": plain}))
     assert len(found) > PARAMS_BYTES and '"description"' not in found
+
+
+def test_tools_have_a_common_bound_before_compression(service: Service) -> None:
+    """Another host looks at it too, and would count what is beyond it against this one."""
+    schema = {"type": "object", "properties": {"a": {"const": " " * 32_000}}}
+
+    def asks(count: int) -> GenerationRequest:
+        names = [f"t{number}" for number in range(count)]
+        made = [{"name": name, "parameters": schema, "strict": True} for name in names]
+        tools = [{"type": "function", "function": each} for each in made]
+        return chat(tools=tools, tool_choice="required")
+
+    error = refused(service, asks(34))
+    assert error.param == "tool_choice" and f"{MAX_GRAMMAR_BYTES} at most" in error.message
+    (job,) = jobs(service, asks(30))
+    assert complaint(decode_params(job.params), 10**6) is None
 
 
 def test_descriptions_are_left_out_and_names_are_not(service: Service) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,12 @@ def test_a_model_elsewhere_has_rows_no_longer_than_the_slabs(
 def test_a_port_for_others_needs_keys_before_anything_is_started(pair: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match="--edge-keys FILE: a link between hosts needs keys"):
         plan((f"{pair[0]}@edge", pair[1]), edge_listen="127.0.0.1:0")
+
+
+def test_who_begins_every_answer_is_not_at_a_server_that_takes_ids(pair: tuple[str, str]) -> None:
+    """What is written there comes home to the first model, which would be itself."""
+    far = "large@openai:http://127.0.0.1:9"
+    with pytest.raises(ConfigError, match=re.escape(f"as in --models {pair[0]},{far}")):
+        plan((far, pair[0]), router="none", on_peer_loss="degrade")
+    named = plan((pair[0], far), router="none", on_peer_loss="degrade")
+    assert [bool(model.remote) for model in named.models] == [False, True]

@@ -138,7 +138,10 @@ class Connection:
 
     def _explain(self, event: int) -> str:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return f"{self.address} refuses the key of --edge-keys: its own file does not list it"
+            return (
+                f"{self.address} refuses the key of --edge-keys: its own file does not list it, or "
+                "it has barred it for a while"
+            )
         if self._secure:
             return f"{self.address} closed the connection"
         if self._connected:

@@ -2,11 +2,12 @@
 
 One HTTP call a visit, with the whole row in it (the server's prefix cache finds what it knows), so
 it is slower than an edge port, and the router is not asked there: a request comes back after its
-``visit_tokens`` tokens. Only ids cross, both ways. What the server refuses of one request alone,
-that request writes at home; a visit that it is too busy for is asked for again; anything else makes
-the model unreachable until a probe succeeds.
+``visit_tokens`` tokens. Only ids cross, both ways. What the server refuses of one request alone, or
+fails at again after a probe, that request writes at home; a visit that it is too busy for is asked
+for again; anything else makes the model unreachable until a probe succeeds.
 
-Knows visits and outcomes of calls; HTTP is ``openai_calls``'s, JSON ``openai_wire``'s.
+Knows visits and answers; HTTP is ``openai_calls``'s, JSON ``openai_wire``'s, and whose fault a
+failure is ``openai_failures``'s.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from trserve.edge.link_counts import LinkCounts
 from trserve.edge.openai_busy import FIRST_PAUSE_S, LONGEST_PAUSE_S, Busy
 from trserve.edge.openai_calls import Calls, Outcome, Server
 from trserve.edge.openai_facts import MODELS_PATH, PROBE_TIMEOUT_S, read_served
+from trserve.edge.openai_failures import (
+    Failures,
+    is_for_good,
+    is_refusal,
+    is_too_busy,
+    may_be_own,
+    problem_of,
+)
 from trserve.edge.openai_records import records_of
 from trserve.edge.openai_setup import VISIT_TOKENS
-from trserve.edge.openai_wire import (
-    Dialect,
-    WireError,
-    cut_at_end,
-    read_answer,
-    refusal_of,
-    request_body,
-)
+from trserve.edge.openai_wire import Dialect, WireError, cut_at_end, read_answer, request_body
 from trserve.ipc.baton import Finish
 
 log = logging.getLogger(__name__)
@@ -43,11 +45,6 @@ CALL_TIMEOUT_S: Final = 120.0
 PINNED_TOKENS: Final = 16
 """Of one call for a request that this model writes alone: its stream moves that often."""
 
-_OK: Final = 200
-_FOR_GOOD: Final = frozenset({401, 403, 404, 405})
-_OF_ONE_REQUEST: Final = frozenset({400, 413, 422})
-_TOO_MANY: Final = 429
-_UNAVAILABLE: Final = 503
 _LENGTH: Final = struct.Struct("<i")
 """What one-way routers keep on a hop: the row's length with which the request arrives."""
 
@@ -97,6 +94,7 @@ class OpenAiCloud:
         self._under_way: dict[int, _Call] = {}
         self._session_of: dict[int, int] = {}
         self._busy = Busy()
+        self._failures = Failures()
         self._probe: int | None = None
         self._probe_at = 0.0
         self._pause_s = FIRST_PAUSE_S
@@ -150,7 +148,7 @@ class OpenAiCloud:
         known = self._under_way.get(visit.session)
         if known is not None and known.visit.hop == visit.hop:
             return
-        self.end(visit.session)
+        self._cancel(visit.session)
         call = _Call(visit, None, time.monotonic_ns())
         if visit.params.grammar:
             self._returned.append(self._nothing(call, "it is to follow a grammar"))
@@ -165,7 +163,12 @@ class OpenAiCloud:
         """Nothing: every call brings the whole row."""
 
     def end(self, session: int) -> None:
-        """Cancel its call, if one is under way."""
+        """Nothing of it is kept here either."""
+        self._failures.forget(session)
+        self._cancel(session)
+
+    def _cancel(self, session: int) -> None:
+        """Its call is of no use, if one is under way."""
         self._busy.forget(session)
         known = self._under_way.pop(session, None)
         if known is not None and known.number is not None:
@@ -202,8 +205,8 @@ class OpenAiCloud:
     # -- probes ------------------------------------------------------------------------------
 
     def _take_probe(self, outcome: Outcome, now: float) -> None:
-        if problem := self._problem(outcome):
-            self._lose(problem, now, refused=outcome.status in _FOR_GOOD)
+        if problem := problem_of(outcome):
+            self._lose(problem, now, refused=is_for_good(outcome))
             return
         try:
             served = read_served(outcome.body, self._wanted)
@@ -218,13 +221,6 @@ class OpenAiCloud:
         self._connections += 1
         log.info("%s serves %s", self._server.url, self._model)
 
-    def _problem(self, outcome: Outcome) -> str:
-        if not outcome.status:
-            return outcome.error
-        if outcome.status == _OK:
-            return ""
-        return f"answers {outcome.status}: {refusal_of(outcome.body)}"
-
     def _lose(self, problem: str, now: float, *, refused: bool = False) -> None:
         """The model cannot be reached; visits under way are given again once it can be."""
         reason = f"{self._server.url} {problem}" if refused else f"{self._server.url}: {problem}"
@@ -232,7 +228,7 @@ class OpenAiCloud:
             log.warning("%s", reason)
         self._connected, self._reason, self._refused = False, reason, refused
         for session in list(self._under_way):
-            self.end(session)
+            self._cancel(session)
         self._probe_at = now + self._pause_s
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
@@ -261,12 +257,10 @@ class OpenAiCloud:
         self._busy.forget(call.visit.session)
         if self._is_of_itself(call, outcome):
             return []
-        # The first refusal of all may be of whatever is asked; others under way will tell.
-        if outcome.status in _OF_ONE_REQUEST and (self._answered or self._under_way):
-            return [self._nothing(call, self._problem(outcome))]
-        if problem := self._problem(outcome):
-            refused = outcome.status in _FOR_GOOD | _OF_ONE_REQUEST
-            self._lose(problem, now, refused=refused)
+        if problem := problem_of(outcome):
+            if self._is_its_own(call, outcome):
+                return [self._nothing(call, problem)]
+            self._lose(problem, now, refused=is_for_good(outcome) or is_refusal(outcome))
             return []
         try:
             said, ids = read_answer(self._dialect, outcome.body)
@@ -275,6 +269,7 @@ class OpenAiCloud:
             return []
         self._answered, self._pause_s = True, FIRST_PAUSE_S
         self._busy.took_one()
+        self._failures.forget(call.visit.session)
         self.counts.answers += 1
         self.counts.answer_bytes += len(outcome.body)
         # A model may have more rows than its tokenizer has ids: what it writes then is no text.
@@ -287,7 +282,7 @@ class OpenAiCloud:
     def _is_put_off(self, call: _Call, outcome: Outcome, now: float) -> bool:
         """Whether the server was only too busy for it, and is asked again later."""
         said_s, session = outcome.retry_after_s, call.visit.session
-        if outcome.status != _TOO_MANY and (outcome.status != _UNAVAILABLE or said_s is None):
+        if not is_too_busy(outcome):
             return False
         if not self._busy.put_off(session, said_s or 0.0, now, alone=not self._session_of):
             return False
@@ -298,6 +293,14 @@ class OpenAiCloud:
         """Whether it had less time than a call has, which is no reason to end the others."""
         late = 0 < call.visit.deadline_ns <= time.monotonic_ns()
         return late and not outcome.status and bool(self._session_of)
+
+    def _is_its_own(self, call: _Call, outcome: Outcome) -> bool:
+        """Whether the server failed because of what this visit asks for."""
+        # The first refusal of all may be of whatever is asked; others under way will tell.
+        if is_refusal(outcome) and (self._answered or self._under_way):
+            return True
+        session, hop, answers = call.visit.session, call.visit.hop, self.counts.answers
+        return may_be_own(outcome) and self._failures.is_own(session, hop, answers, self._under_way)
 
     def _answer(self, call: _Call, said: Any, written: list[int]) -> Answer:
         visit = call.visit

@@ -12,10 +12,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from trserve.grammar_limits import MAX_GRAMMAR_BYTES
 from trserve.ipc.layout import MAX_TOPS
 from trserve.params import RequestParams, SamplingParams
 
-MAX_GRAMMAR_BYTES: Final = 1 << 20
 MAX_VALUES: Final = 64
 _UINT64: Final = 2**64
 _INT64_MAX: Final = 2**63 - 1

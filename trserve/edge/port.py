@@ -2,7 +2,8 @@
 
 A peer is a server that said hello and goes with this one; it keeps its sessions when its connection
 breaks and comes back, from whatever address. What is no frame is dropped and counted; a key that
-keeps sending such is shown the door, and not let in again for a while.
+keeps sending such is shown the door, and not let in again for a while. Parameters that are refused
+are no such offence: a client of the peer may have asked for them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Final
 from trserve.edge import frames, greeting
 from trserve.edge.curve import fingerprint
 from trserve.edge.facts import RemoteFacts
+from trserve.edge.limited_log import LimitedLog
 from trserve.edge.listener import Listener, Received
 from trserve.edge.port_sessions import PortSessions
 from trserve.edge.tcp_cloud import LOST_AFTER, MAX_BAD_FRAMES
-from trserve.edge.wire import PROTOCOL_VERSION, FrameError, FrameType, Limits
+from trserve.edge.wire import PROTOCOL_VERSION, FrameError, FrameType, Limits, UnfitParamsError
 
 log = logging.getLogger(__name__)
 BARRED_S: Final = 60.0
@@ -60,7 +62,7 @@ class Port:
         instance: tells this port from its successors, which know no session of its.
 
     Attributes:
-        bad_frames: what was no frame.
+        bad_frames: what was no frame, or not to be followed.
         blocked: whether something could not be said for want of room, since somebody last asked.
     """
 
@@ -82,6 +84,7 @@ class Port:
         self._peers: dict[bytes, Peer] = {}
         self._by_route: dict[bytes, Peer] = {}
         self._former: dict[bytes, str] = {}
+        self._log = LimitedLog(log)
         self._bad: Counter[str] = Counter()
         self._forget_bad_at = 0.0
         self.bad_frames = 0
@@ -134,6 +137,8 @@ class Port:
         for received in self._listener.receive(now):
             try:
                 self._take(received, now)
+            except UnfitParamsError as error:
+                self._on_unfit(received, str(error), now)
             except FrameError as error:
                 self._on_bad(received, str(error), now)
 
@@ -245,6 +250,12 @@ class Port:
             self._bad[received.user] = 0
             if (peer := self._by_route.pop(received.route, None)) is not None:
                 peer.route = b""
+
+    def _on_unfit(self, received: Received, why: str, now: float) -> None:
+        """Its visit alone is refused: one client must not get all of its host barred."""
+        self.bad_frames += 1
+        name = self._listener.name_of(received.user)
+        self._log.warning(now, "a request of %s is refused: %s", name, why)
 
     def close(self) -> None:
         """Nothing is sent any more; what is open is the listener's."""

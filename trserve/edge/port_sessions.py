@@ -22,7 +22,7 @@ from trserve.edge.port_answers import answer_of, refusal
 from trserve.edge.port_session import Key, Session
 from trserve.edge.port_slots import PortSlots
 from trserve.edge.port_unsaid import Unsaid
-from trserve.edge.wire import FrameError
+from trserve.edge.wire import FrameError, UnfitParamsError
 from trserve.gateway.slots import Slot
 from trserve.ipc.baton import SlotState, unpack
 from trserve.ipc.fence import load_fence
@@ -179,12 +179,12 @@ class PortSessions:
             raise FrameError(f"parameters that are none: {error}") from None
         deadline = time.monotonic_ns() + handoff.left_ms * _NS_PER_MS if handoff.left_ms else 0
         if why := complaint(params, self._vocabulary):
-            raise FrameError(f"parameters with {why}")
+            raise UnfitParamsError(f"parameters with {why}")
         params = without_unknown_ends(params, self._vocabulary)
         params = msgspec.structs.replace(params, deadline_ns=deadline)
         blob = encode_params(params)
         if len(blob) > PARAMS_BYTES:
-            raise FrameError("parameters that are too long")
+            raise UnfitParamsError("parameters that are too long")
         return Session(key, model, contact._replace(blob=blob), params)
 
     def _settle(self, key: Key) -> None:

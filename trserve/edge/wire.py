@@ -42,6 +42,13 @@ class FrameError(ValueError):
     """A frame that is none; says what is wrong with it."""
 
 
+class UnfitParamsError(FrameError):
+    """A frame with parameters that the model here is not given; says why.
+
+    A client of the host that sent it may have asked for them, so it says nothing of that host.
+    """
+
+
 class Limits(NamedTuple):
     """What a frame may speak of.
 

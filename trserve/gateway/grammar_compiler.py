@@ -19,7 +19,7 @@ from trserve.errors import RequestError
 from trserve.gateway.grammar_calls import CallRules, Tool, call_rules
 from trserve.gateway.grammar_fields import Form
 from trserve.gateway.reasoning import Reasons
-from trserve.grammar_limits import WRITTEN, new_matcher
+from trserve.grammar_limits import MAX_GRAMMAR_BYTES, WRITTEN, new_matcher
 from trserve.params import pack_grammar
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def compiled(wanted: Wanted) -> bytes:
         whole = _whole(calls, wanted.reasons, form=wanted.form)
         entries.insert(0, {"name": "whole", "lark_grammar": whole})
     text = json.dumps({"grammars": entries}, ensure_ascii=False)
+    _check_length(text, param)
     _check(text, param)
     return pack_grammar(text)
 
@@ -170,6 +171,17 @@ def _check(grammar: str, param: str) -> None:
         matcher.compute_bitmask()
     if matcher.is_error():
         raise _refusal(matcher.get_error(), param)
+
+
+def _check_length(grammar: str, param: str) -> None:
+    """RequestError for one that another host would refuse, which looks at the same bound."""
+    size = len(grammar.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        raise RequestError(
+            f"{param}: the grammar takes {size} bytes; {MAX_GRAMMAR_BYTES} at most: send smaller "
+            "schemas, or fewer tools",
+            param=param,
+        )
 
 
 def _check_names_no_token(lark: str, param: str) -> None:

@@ -81,6 +81,7 @@ def test_who_is_not_listed_is_told_so(link: Link, caplog: pytest.LogCaptureFixtu
     connection.send(b"hello")
     assert link.hear(connection) == []
     assert connection.refused and "refuses the key" in connection.failure
+    assert "or it has barred it for a while" in connection.failure
     assert "is not in --edge-keys" in caplog.text
     assert link.received == []
 

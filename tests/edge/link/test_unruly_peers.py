@@ -20,8 +20,9 @@ from trserve.edge.port import MAX_PEERS
 from trserve.edge.port_sessions import IDLE_S
 from trserve.edge.tcp_cloud import MAX_BAD_FRAMES
 from trserve.edge.wire import FrameType
+from trserve.grammar_limits import MAX_GRAMMAR_BYTES
 from trserve.ipc.baton import MAX_HOP, Finish, unpack
-from trserve.params import RequestParams, SamplingParams, encode_params
+from trserve.params import RequestParams, SamplingParams, encode_params, pack_grammar
 
 SAMPLING = SamplingParams(ignore_eos=True)
 
@@ -259,6 +260,34 @@ def test_a_visit_that_is_refused_is_not_waited_for() -> None:
         j.run(slot)
         assert j.home.world.baton(slot).finish is Finish.WORKER_LOST
         assert j.far.port.bad_frames == 1
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"grammar": pack_grammar(" " * (MAX_GRAMMAR_BYTES + 1))},
+        {"sampling": SamplingParams(stop_token_ids=(VOCAB,))},
+    ],
+)
+def test_what_one_client_asks_for_bars_nobody(params: dict[str, Any]) -> None:
+    """Its visits are refused, each alone; the others of its host are none the worse."""
+    with joined(router=ROUTER) as j:
+        j.turns(3)
+        sent = range(100, 100 + 2 * MAX_BAD_FRAMES)
+        for session in sent:
+            frame = visit_of(session=session, **params)
+            to_port(j, frame)
+            to_port(j, bytes((FrameType.PREFILL,)) + frame[1:])
+        take_in(j)
+        answers = [f for f in j.network.answered if f[0] == FrameType.ANSWER]
+        found = [frames.decode_answer(f, j.far.port._limits) for f in answers]
+        assert [(each.session, each.finish) for each in found] == [
+            (session, Finish.WORKER_LOST) for session in sent
+        ]
+        assert j.network.barred == [] and not j.far.sessions.num_sessions
+        slots = submit_all(j, 2)
+        j.run(*slots)
+        check(j, slots)
 
 
 def test_a_row_that_is_shorter_than_its_prompt_is_refused() -> None:

@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(self.server.models)
 
     def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.body = body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, body))
         self.server.headers.append(dict(self.headers))
         self.server.connections.add(self.client_address)
