@@ -18,11 +18,11 @@ from typing import Final
 from trserve.edge import frames, greeting
 from trserve.edge.curve import fingerprint
 from trserve.edge.facts import RemoteFacts
-from trserve.edge.limited_log import LimitedLog
 from trserve.edge.listener import Listener, Received
 from trserve.edge.port_sessions import PortSessions
 from trserve.edge.tcp_cloud import LOST_AFTER, MAX_BAD_FRAMES
 from trserve.edge.wire import PROTOCOL_VERSION, FrameError, FrameType, Limits, UnfitParamsError
+from trserve.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
 BARRED_S: Final = 60.0
