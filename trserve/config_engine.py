@@ -17,7 +17,9 @@ class EngineConfig:
     """How much a worker takes on at once."""
 
     max_num_seqs: int = option(
-        64, "Requests in one step of a model.", also=("--max-running-requests",)
+        64,
+        "Requests in one step of a model; of more that are under way, each has its turn.",
+        also=("--max-running-requests",),
     )
     max_num_batched_tokens: int = option(
         2048,
