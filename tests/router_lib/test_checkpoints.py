@@ -54,6 +54,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, name: str) -> N
         (b"\x12\x80\xfe" * 50, "no file that torch.save wrote"),
         (b"", "the file is empty"),
         (b"\x80\x02}", r"cannot be read: it ends too early"),
+        (b"\x80\x02.", r"is damaged \(pop from empty list\)"),
         (b"\x80\x02\xff", r"\(Unsupported operand 255\)"),
     ],
 )

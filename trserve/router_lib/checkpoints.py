@@ -149,6 +149,11 @@ def read_pickle(path: Path) -> Any:
     except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
         reason = str(error) or "it ends too early; copy it again"
         raise ConfigError(f"checkpoint {path}: cannot be read: {reason}") from None
+    # What a damaged pickle says next need not be there, nor be of the kind that it is used as.
+    except (IndexError, AssertionError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"checkpoint {path}: is damaged ({error}); copy or download it again"
+        ) from None
 
 
 def _refuse_other_kinds(path: Path) -> None:
