@@ -93,16 +93,21 @@ class LearnedRouter(ThresholdRouter):
                     stored,
                     checkpoint.path,
                 )
+            self._make_default(float(given))
             return
         chosen = self.usual if stored is None else stored
         if chosen is None:
             raise checkpoint.error(f"states no threshold: give --router-config {name}=...")
         self.context = replace(self.context, config={**self.context.config, name: chosen})
-        first, *others = self.parameters
-        self.parameters = (msgspec.structs.replace(first, default=chosen), *others)
+        self._make_default(chosen)
         if stored is not None:
             found = type(self).__name__.lower(), name, stored, checkpoint.path
             log.info("%s: %s %g, as %s states it", *found)
+
+    def _make_default(self, threshold: float) -> None:
+        # A parameter's default is the one number out of its bounds that a request may send.
+        first, *others = self.parameters
+        self.parameters = (msgspec.structs.replace(first, default=threshold), *others)
 
     def check_hidden_size(self, size: int) -> None:
         """ConfigError unless the first model's hidden states have ``size`` numbers."""
