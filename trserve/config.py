@@ -276,13 +276,13 @@ def _check(config: LaunchConfig) -> None:
         raise ConfigError(f"--drain-timeout {config.faults.drain_timeout:g}: must be 0 or more")
     if not 0 <= config.scheduling.max_wait_ms < math.inf:
         raise ConfigError(f"--max-wait-ms {config.scheduling.max_wait_ms:g}: must be 0 or more")
-    if config.placement.device == "emulated":
-        return  # its profile may say how many models there are; see trserve/emulated/placement.py
     thresholds = config.scheduling.batch_threshold
     if thresholds and config.scheduling.schedule != SCHEDULES[0]:
         raise ConfigError(
             f"--batch-threshold: means nothing with --schedule {config.scheduling.schedule}"
         )
+    if config.placement.device == "emulated":
+        return  # its profile may say how many models there are; see trserve/emulated/placement.py
     if thresholds and len(thresholds) != len(models):
         raise ConfigError(
             f"--batch-threshold names {len(thresholds)} numbers for {len(models)} models: give "

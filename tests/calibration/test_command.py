@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from click.testing import CliRunner
 
 from tests.router_check import broken
 from trserve import Engine
+from trserve.calibration import command
+from trserve.calibration.command import Result
+from trserve.calibration.shares import Share
 from trserve.cli import main
 from trserve.demo.grammar import held_out
 
@@ -77,6 +81,29 @@ def test_what_cannot_be_calibrated_is_said(args, message):
     assert run.exit_code == 2
     assert message in run.stderr
     assert run.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "ending"),
+    [
+        ([], ""),
+        (["--dtype", "float32"], " --dtype float32"),
+        (
+            ["--dtype", "bfloat16", "--quantization", "int8"],
+            " --dtype bfloat16 --quantization int8",
+        ),
+    ],
+)
+def test_the_line_to_launch_with_has_the_precision_that_was_measured(flags, ending, monkeypatch):
+    share = Share([1, 1], [10, 10])
+    result = Result("entropy", "tau", 0.1, 0.5, share, share)
+    monkeypatch.setattr(command, "find", lambda *args: result)
+    monkeypatch.setattr(command, "Runs", lambda *args: None)
+    monkeypatch.setattr(command, "Engine", lambda **settings: nullcontext())
+    run = calibrate("--router", "entropy", "--target-share", 0.1, *flags)
+    assert run.exit_code == 0, run.stderr
+    line = "trserve launch --models tiny,small --router entropy --router-config tau=0.5"
+    assert run.stdout.splitlines()[-1] == line + ending
 
 
 def test_too_few_prompts_and_shares_out_of_reach_are_refused(tmp_path):

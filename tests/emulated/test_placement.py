@@ -97,6 +97,12 @@ def test_the_emulated_router_needs_no_emulated_device() -> None:
         ({"models": ("0.6b", "32b"), "max_model_len": 200_000}, r"--max-model-len 200000"),
         ({"profile": "a100-0.6b-8b-32b", "threads": (1, 1)}, r"--threads names 2.*0\.6b,8b,32b"),
         ({"profile": "a100-0.6b-8b-32b", "batch_threshold": (1, 1)}, r"--batch-threshold names 2"),
+        ({"models": ("0.6b", "32b"), "tp": (1,)}, r"--tp names 1 numbers for .*0\.6b,32b"),
+        ({"profile": "a100-0.6b-8b-32b", "tp": (1, 1)}, r"--tp names 2 .*0\.6b,8b,32b"),
+        (
+            {"models": ("0.6b", "32b"), "batch_threshold": (1, 1), "schedule": "model-sync"},
+            r"--batch-threshold: means nothing with --schedule model-sync",
+        ),
         ({"models": ("0.6b", "32b"), "router": "r2r"}, r"--router r2r: reads hidden states"),
         ({"models": ("0.6b", "32b"), "router_config": (("p", "2"),)}, r"--router-config: p"),
         ({"models": ("0.6b", "32b"), "router_config": (("tau", "1"),)}, r"'tau'"),

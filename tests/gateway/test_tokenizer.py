@@ -228,6 +228,9 @@ def test_templates_are_found_where_checkpoints_keep_them(tmp_path):
     assert tokenizer.render_chat(messages) == "D"
     assert tokenizer.render_chat(messages, kwargs={"tools": []}) == "T"
 
+    by_name = {"chat_template": {"default": "D", "tool_use": "T"}}
+    assert load(small.byte_level(), tmp_path / "d", by_name).render_chat(messages) == "D"
+
     path = small.save(small.byte_level(), tmp_path / "c", inline)
     (path / "chat_template.jinja").write_text("file", encoding="utf-8")
     (path / "additional_chat_templates").mkdir()
@@ -235,6 +238,36 @@ def test_templates_are_found_where_checkpoints_keep_them(tmp_path):
     assert Tokenizer.load(path).render_chat(messages) == "file"
     assert Tokenizer.load(path).render_chat(messages, kwargs={"tools": [1]}) == "TF"
     assert Tokenizer.load(path, chat_template="mine").render_chat(messages) == "mine"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        ["text"],
+        [{"name": "default"}],
+        [{"name": 1, "template": "x"}],
+        {"default": 1},
+        [{"name": [], "template": "x"}],
+        5,
+    ],
+)
+def test_a_template_of_another_kind_is_named(tmp_path, template):
+    named = r"tokenizer_config\.json: chat_template should be a text, or a list of"
+    with pytest.raises(ModelUnavailableError, match=named):
+        load(small.byte_level(), tmp_path, {"chat_template": template})
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path):
+    small.save(small.byte_level(), tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{\x00")
+    with pytest.raises(ModelUnavailableError, match=r"chat_template\.jinja is not UTF-8 text"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["extra_special_tokens", "additional_special_tokens"])
+def test_special_tokens_of_another_kind_are_named(tmp_path, key):
+    with pytest.raises(ModelUnavailableError, match=rf"tokenizer_config\.json: .*{key} .*is 5"):
+        load(small.byte_level(), tmp_path, {key: 5})
 
 
 def test_no_template_and_broken_template(tmp_path):

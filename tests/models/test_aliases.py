@@ -1,5 +1,6 @@
 """What a model's name resolves to, and what is said when it resolves to nothing."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -173,6 +174,14 @@ def test_incomplete_shards_are_named(tmp_path):
     assert resolve_model(str(path)).path == path
     shards[1].unlink()
     assert shards[1].name in refusal(str(path))
+
+
+@pytest.mark.parametrize("mapped", [["a.safetensors"], {"w": 3}, {"w": None}, "a.safetensors"])
+def test_an_index_that_is_malformed_is_named(mapped, checkpoint, tmp_path):
+    path = shutil.copytree(checkpoint, tmp_path / "malformed")
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": mapped}))
+    assert f"{index}: weight_map should name a file for each tensor" in refusal(str(path))
 
 
 @pytest.mark.parametrize("name", ["tiny", "small"])

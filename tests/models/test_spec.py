@@ -152,6 +152,16 @@ def test_eos_is_the_union_of_both_files(tmp_path):
     assert read_spec(tmp_path).eos_token_ids == (5, 7)
 
 
+@pytest.mark.parametrize("value", ["two", {"id": 2}, [2, None]])
+def test_the_file_with_a_malformed_end_is_the_one_named(tmp_path, value):
+    write_config(tmp_path, eos_token_id=5)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(
+        ModelUnavailableError, match=r"generation_config\.json: eos_token_id should"
+    ):
+        read_spec(tmp_path)
+
+
 def test_architecture_from_model_type(tmp_path):
     spec = read_spec(write_config(tmp_path, architectures=None, model_type="qwen3"))
     assert spec.architecture == "Qwen3ForCausalLM"
@@ -176,6 +186,11 @@ def test_architecture_from_model_type(tmp_path):
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "lacks 'num_local_experts'"),
         ({**EXPERTS, "num_experts_per_tok": 5}, "cannot take 5 of 4 experts"),
         ({"vocab_size": "many"}, "wrong type"),
+        ({"vocab_size": math.inf}, "wrong type"),
+        ({"num_attention_heads": 0}, r"config\.json has a value"),
+        ({"layer_types": 7}, r"config\.json: layer_types should be a list, and is 7"),
+        ({"architectures": {"a": 1}}, r"config\.json: architectures should be a list"),
+        ({"eos_token_id": [[2]]}, r"/config\.json: eos_token_id should be an id or a list of ids"),
     ],
 )
 def test_unsupported_configurations_say_what_and_why(tmp_path, changes, message):

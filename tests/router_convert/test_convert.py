@@ -212,3 +212,12 @@ def test_nothing_is_overwritten(tmp_path):
     assert run.exit_code == 2
     assert "is there already; nothing was written" in run.stderr
     assert not out.exists()
+
+
+def test_a_write_that_fails_is_one_message(tmp_path):
+    source, out = tmp_path / "x.pth", tmp_path / "out.safetensors"
+    torch.save(networks.confidence_tensors(HIDDEN), source)
+    out.with_suffix(".part").mkdir()
+    run = convert(source, "-o", out)
+    assert run.exit_code == 2
+    assert f"convert-router: cannot write {out}: " in run.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -43,6 +44,42 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, name: str) -> N
         read_checkpoint(tmp_path / name)
     with pytest.raises(ConfigError, match=r"gone\.pt"):
         read_checkpoint(tmp_path / "gone.pt")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:a\n", "is it a git-LFS pointer"),
+        (b"<!DOCTYPE html>", "or a web page"),
+        (b"\x12\x80\xfe" * 50, "no file that torch.save wrote"),
+        (b"", "the file is empty"),
+        (b"\x80\x02}", r"cannot be read: it ends too early"),
+        (b"\x80\x02.", r"is damaged \(pop from empty list\)"),
+        (b"\x80\x02\xff", r"\(Unsupported operand 255\)"),
+    ],
+)
+def test_what_is_no_torch_file_gets_a_reason_and_no_advice_of_torchs(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    (tmp_path / "x.pt").write_bytes(content)
+    with pytest.raises(ConfigError, match=reason) as info:
+        read_pickle(tmp_path / "x.pt")
+    assert "weights_only" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        (Bomb(Path("made")), r"\(Trying to load unsupported GLOBAL posix.mkdir whose .*blocked\)"),
+        (io.BytesIO, r"\(Unsupported global: GLOBAL _io.BytesIO was not .* by default\)"),
+    ],
+)
+def test_a_refusal_says_what_was_met_alone(tmp_path: Path, extra: object, reason: str) -> None:
+    torch.save({"extra": extra}, tmp_path / "x.pt")
+    with pytest.raises(ConfigError, match=reason) as info:
+        read_pickle(tmp_path / "x.pt")
+    for advice in ("weights_only", "safe_globals", "\x1b", "\n"):
+        assert advice not in str(info.value)
 
 
 def test_both_kinds_of_files_hold_the_same(tmp_path: Path) -> None:

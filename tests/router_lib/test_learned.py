@@ -259,6 +259,17 @@ def test_a_threshold_that_was_given_wins_and_that_is_said(
     assert make(R2R, file, model, threshold=0.3).context.config["threshold"] == 0.3
 
 
+def test_what_stands_for_the_stored_threshold_is_none_that_a_request_may_send(
+    tmp_path: Path, model: Path
+) -> None:
+    tensors = networks.r2r_tensors(DEFAULT, HIDDEN)
+    saved(tmp_path, networks.r2r_file(DEFAULT, tensors, threshold=0.4))
+    for threshold, default in ((-1.0, 0.4), (0.7, 0.7)):
+        first = make(R2R, tmp_path, model, threshold=threshold).parameters[0]
+        assert first.default == default
+        assert first.problem(-1.0) == "threshold = -1 is outside 0 to 1"
+
+
 def test_requests_without_a_threshold_get_the_stored_one(tmp_path: Path, model: Path) -> None:
     tensors = networks.r2r_tensors(DEFAULT, HIDDEN)
     file = saved(tmp_path, networks.r2r_file(DEFAULT, tensors, threshold=0.375))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from tests.models.gguf_writing import write_gguf
+from tests.models.reference import make_model
 from trserve import demo
 from trserve.cli import main
 from trserve.config import config_from_flags
@@ -94,6 +97,42 @@ def test_what_is_wrong_is_said_with_its_flag(prompts: Path, tmp_path: Path) -> N
         result = command("r2r", prompts, tmp_path / "out", **flags)
         assert result.exit_code == 2
         assert message in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def collects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect(*args: Any) -> None:
+        raise AssertionError("the models ran")
+
+    monkeypatch.setattr(Source, "collect", collect)
+
+
+@pytest.mark.usefixtures("collects_nothing")
+def test_a_place_where_nothing_can_be_written_is_refused_before_the_models_run(
+    prompts: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    # A folder that is there and takes no files, and one that cannot be made.
+    for out in (Path("/proc/self"), tmp_path / "file" / "out"):
+        result = command("citer", prompts, out)
+        assert result.exit_code == 2, result.output
+        assert f"--out {out}: cannot be written: " in result.output
+    with pytest.raises(AssertionError, match="the models ran"):
+        raise command("citer", prompts, tmp_path / "new").exception
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.usefixtures("collects_nothing")
+def test_a_model_without_a_readable_embedding_is_refused_before_the_models_run(
+    prompts: Path, tmp_path: Path
+) -> None:
+    model = write_gguf(make_model("qwen3", vocab_size=1000), tmp_path / "small.gguf")
+    shutil.copy(demo.model_path("tiny") / "tokenizer.json", tmp_path)
+    result = command("r2r", prompts, tmp_path / "out", models=f"{model},small")
+    assert result.exit_code == 2, result.output
+    assert f"--models {model}: no safetensors file there holds" in result.output
+    assert "--router-config" not in result.output
     assert not (tmp_path / "out").exists()
 
 

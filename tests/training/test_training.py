@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.router_lib import networks as formulas
 from tests.training.rows import HIDDEN, VOCAB, planted
+from trserve.errors import ConfigError
 from trserve.router_lib.checkpoints import read_checkpoint
 from trserve.router_lib.co_llm import defer_probability, read_vector
 from trserve.router_lib.confidence import ConfidenceNetwork
@@ -79,6 +80,13 @@ def test_the_same_seed_gives_the_same_bytes(router: str, rows: Dataset, tmp_path
         content = (tmp_path / name / found.file).read_bytes()
         digests.append(hashlib.sha256(content).hexdigest())
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_write_that_fails_is_one_message(rows: Dataset, tmp_path: Path) -> None:
+    found = trained("co-llm", rows)
+    (tmp_path / found.file).mkdir()
+    with pytest.raises(ConfigError, match=rf"--out {tmp_path}: cannot be written: .*directory"):
+        write(found, tmp_path)
 
 
 def served(found: Trained, folder: Path) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from trserve.calibration.runs import Runs, Sampling, ends
 from trserve.calibration.search import Found, Scale, find_threshold, text
 from trserve.calibration.shares import Share
+from trserve.config import ModelConfig
 from trserve.engine import Engine
 from trserve.errors import ConfigError
 from trserve.training.prompts import read_prompts
@@ -182,8 +183,19 @@ def _report(result: Result, request: Request) -> str:
     models = ",".join(request.models)
     lines.append(
         f"trserve launch --models {models} --router {result.router} --router-config {config}"
+        f"{_precision(request.settings)}"
     )
     return "\n".join(lines)
+
+
+def _precision(settings: Mapping[str, Any]) -> str:
+    """The flags of a precision that was asked for: in another one, the share is another."""
+    usual = ModelConfig()
+    given = {
+        "--dtype": (settings.get("dtype", usual.dtype), usual.dtype),
+        "--quantization": (settings.get("quantization", usual.quantization), usual.quantization),
+    }
+    return "".join(f" {flag} {value}" for flag, (value, other) in given.items() if value != other)
 
 
 def _limited(share: Share, most: int) -> str:

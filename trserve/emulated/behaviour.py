@@ -18,6 +18,8 @@ from trserve.sched.algorithms import Behaviour, behaviour
 from trserve.sched.system import InvalidSystem, Matrix, make_system
 
 _ROWS: Final = ":"
+_WEIGHTED: Final = "me"
+"""The algorithm that has weights."""
 _STEP_MS: Final = 1.0
 """Latencies are not asked about here."""
 
@@ -30,8 +32,8 @@ def matrix_text(matrix: Sequence[Sequence[float]]) -> str:
 def behaviour_of(values: Mapping[str, float | str], models: int) -> Behaviour:
     """What the ``emulated`` router of so many models does by default.
 
-    ``values``: its parameters. ``algorithm`` wins over ``routing`` and ``tokens``; with neither,
-    two models need ``p``. ``p`` and ``q`` replace the rows of P.
+    ``values``: its parameters. ``algorithm``, or ``routing`` with ``tokens``; with neither, two
+    models need ``p``. ``p`` and ``q`` replace the rows of P.
 
     Raises:
         ConfigError: they do not fit together; the message names one.
@@ -39,10 +41,26 @@ def behaviour_of(values: Mapping[str, float | str], models: int) -> Behaviour:
     p, q = float(values["p"]), float(values["q"])
     if models != 2 and (p, q) != (FROM_PROFILE, FROM_PROFILE):
         raise ConfigError(f"--router-config p, q: are for two models; there are {models}")
+    _refuse_what_would_be_ignored(values)
     try:
         return _behaviour(values, models, p, q)
     except InvalidSystem as error:
         raise ConfigError(f"--router-config: {_KEYS[error.parameter]} {error.problem}") from None
+
+
+def _refuse_what_would_be_ignored(values: Mapping[str, float | str]) -> None:
+    algorithm = values["algorithm"]
+    if values["weights"] and algorithm != _WEIGHTED:
+        raise ConfigError(
+            f"--router-config weights={values['weights']}: is for algorithm={_WEIGHTED}; leave it "
+            f"out, or give algorithm={_WEIGHTED}"
+        )
+    for name in ("routing", "tokens"):
+        if algorithm and values[name]:
+            raise ConfigError(
+                f"--router-config {name}={values[name]}: algorithm={algorithm} says how requests "
+                "travel; leave one of the two out"
+            )
 
 
 def _behaviour(values: Mapping[str, float | str], models: int, p: float, q: float) -> Behaviour:
@@ -88,11 +106,11 @@ def _given(values: Mapping[str, float | str], p: float, q: float) -> Behaviour:
 def _probabilities(
     algorithm: str, values: Mapping[str, float | str], p: float, q: float
 ) -> Sequence[float]:
-    wanted = {"me": (), "r-stitch": (("p", p), ("q", q))}.get(algorithm, (("p", p),))
+    wanted = {_WEIGHTED: (), "r-stitch": (("p", p), ("q", q))}.get(algorithm, (("p", p),))
     for name, value in wanted:
         if value == FROM_PROFILE:
             raise ConfigError(f"--router-config algorithm={algorithm}: needs {name}=... too")
-    if algorithm != "me":
+    if algorithm != _WEIGHTED:
         return [value for _, value in wanted]
     return split_weights(str(values["weights"]))
 

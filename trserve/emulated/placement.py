@@ -59,6 +59,7 @@ def place(config: LaunchConfig, names: Sequence[str]) -> Placement:
     router = _router(config, whole, [model.name for model in models])
     threads = config.placement.threads or (1,) * len(models)
     _check_count("--threads", threads, models)
+    _check_count("--tp", config.placement.tp, models)
     _check_count("--batch-threshold", config.scheduling.batch_threshold, models)
     length = config.model.max_model_len or whole.max_model_len
     if length > LONGEST_ROW:
@@ -94,7 +95,9 @@ def _refuse_what_means_nothing(config: LaunchConfig) -> None:
 def _check_count(flag: str, values: Sequence[int], models: Sequence[EmulatedModel]) -> None:
     if values and len(values) != len(models):
         names = ",".join(model.name for model in models)
-        raise ConfigError(f"{flag} names {len(values)} numbers for the models {names}")
+        raise ConfigError(
+            f"{flag} names {len(values)} numbers for the models {names}: give one a model"
+        )
 
 
 def _wanted(config: LaunchConfig, names: Sequence[str]) -> tuple[str, ...]:

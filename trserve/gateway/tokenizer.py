@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,10 @@ class Tokenizer:
             return cls._from_gguf(path, chat_template)
         backend = _read_backend(path / "tokenizer.json")
         config = _read_json(path / "tokenizer_config.json")
-        named, further = _special_tokens({**_read_json(path / "special_tokens_map.json"), **config})
+        named, further = _special_tokens(
+            {**_read_json(path / "special_tokens_map.json"), **config},
+            path / "tokenizer_config.json",
+        )
         _mark_special(backend, [*named.values(), *further])
         source = chat_template or _template_source(path, config)
         return cls(
@@ -277,13 +281,18 @@ def _token_text(value: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+def _special_tokens(config: Mapping[str, Any], source: Path) -> tuple[dict[str, str], list[str]]:
     """The special tokens that have a name (``bos_token``, ...), and the further ones."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     candidates = {name: config.get(name) for name in _NAMED_SPECIALS}
     if isinstance(extra, Mapping):
         candidates.update(extra)
         extra = []
+    if not isinstance(extra, list):
+        raise ModelUnavailableError(
+            f"{source}: extra_special_tokens or additional_special_tokens should be a list, and is "
+            f"{extra!r}"
+        )
     named = {name: text for name, value in candidates.items() if (text := _token_text(value))}
     return named, [text for value in extra if (text := _token_text(value))]
 
@@ -307,10 +316,29 @@ def _template_source(path: Path, config: Mapping[str, Any]) -> str | dict[str, s
     """The template texts: files win over ``tokenizer_config.json``, as in ``transformers``."""
     files = {"default": path / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted(path.glob("additional_chat_templates/*.jinja"))}
-    texts = {n: file.read_text(encoding="utf-8") for n, file in files.items() if file.is_file()}
-    if texts:
-        return texts
-    inline = config.get("chat_template")
-    if isinstance(inline, list):
-        return {entry["name"]: entry["template"] for entry in inline}
-    return inline or None
+    texts = {name: _read_text(file) for name, file in files.items() if file.is_file()}
+    return texts or _inline_template(path / "tokenizer_config.json", config.get("chat_template"))
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise ModelUnavailableError(f"{file} is not UTF-8 text: {error}") from None
+
+
+def _inline_template(source: Path, inline: Any) -> str | dict[str, str] | None:
+    """``chat_template`` of the configuration ``source``: a text, or texts with their names."""
+    if not inline or isinstance(inline, str):
+        return inline or None
+    pairs: list[tuple[Any, Any]] = [(None, None)]
+    if isinstance(inline, dict):
+        pairs = list(inline.items())
+    elif isinstance(inline, list) and all(isinstance(entry, dict) for entry in inline):
+        pairs = [(entry.get("name"), entry.get("template")) for entry in inline]
+    if not all(isinstance(part, str) for part in chain(*pairs)):
+        raise ModelUnavailableError(
+            f"{source}: chat_template should be a text, or a list of objects with a name and a "
+            "template, both texts"
+        )
+    return dict(pairs)

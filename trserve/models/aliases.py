@@ -233,8 +233,7 @@ def weight_files(path: Path) -> list[Path]:
     """
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        mapped = read_json(index).get("weight_map", {})
-        shards = [path / shard for shard in sorted(set(mapped.values()))]
+        shards = [path / shard for shard in _shard_names(index)]
         missing = [shard.name for shard in shards if not shard.is_file()]
         if missing:
             raise ModelUnavailableError(
@@ -247,6 +246,16 @@ def weight_files(path: Path) -> list[Path]:
     if not files:
         raise ModelUnavailableError(f"{path} has a config.json but no *.safetensors file")
     return files
+
+
+def _shard_names(index: Path) -> list[str]:
+    mapped = read_json(index).get("weight_map", {})
+    if not isinstance(mapped, dict) or not all(isinstance(name, str) for name in mapped.values()):
+        raise ModelUnavailableError(
+            f"{index}: weight_map should name a file for each tensor, as an object of texts; the "
+            "file is damaged"
+        )
+    return sorted(set(mapped.values()))
 
 
 def _unavailable(what: str, instead: str = _INSTEAD) -> ModelUnavailableError:

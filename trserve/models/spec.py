@@ -157,26 +157,37 @@ def read_spec(path: Path) -> ModelSpec:
         )
     generation_file = path / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
-    return spec_from_config(read_json(config_file), generation, source=str(config_file))
+    return spec_from_config(
+        read_json(config_file),
+        generation,
+        source=str(config_file),
+        generation_source=str(generation_file),
+    )
 
 
 def spec_from_config(
-    config: Mapping[str, Any], generation: Mapping[str, Any], *, source: str
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    *,
+    source: str,
+    generation_source: str = "generation_config.json",
 ) -> ModelSpec:
     """The spec that a parsed ``config.json`` and ``generation_config.json`` describe.
 
     Args:
         source: what error messages call the configuration.
+        generation_source: what they call the other file.
     """
     architecture = _architecture(config, source)
     _refuse_unsupported(config, source)
+    ends = (*_eos_ids(config, source), *_eos_ids(generation, generation_source))
     try:
-        return _build(architecture, config, generation, source)
+        return _build(architecture, config, tuple(dict.fromkeys(ends)), source)
     except KeyError as missing:
         raise ModelUnavailableError(
             f"{source} lacks {missing}, which {architecture} needs; the file is incomplete"
         ) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ModelUnavailableError(f"{source} has a value of the wrong type: {error}") from None
 
 
@@ -192,7 +203,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _build(
-    architecture: str, config: Mapping[str, Any], generation: Mapping[str, Any], source: str
+    architecture: str, config: Mapping[str, Any], ends: tuple[int, ...], source: str
 ) -> ModelSpec:
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     qwen3 = architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
@@ -217,7 +228,7 @@ def _build(
         ),
         mlp_bias=architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias", False)),
         qk_norm=qwen3,
-        eos_token_ids=_union(config.get("eos_token_id"), generation.get("eos_token_id")),
+        eos_token_ids=ends,
         dtype=config.get("dtype") or config.get("torch_dtype"),
         experts=_experts(config, layers) if architecture == "Qwen3MoeForCausalLM" else None,
     )
@@ -256,10 +267,9 @@ def _experts(config: Mapping[str, Any], layers: int) -> ExpertsSpec:
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:
-    declared = config.get("architectures") or [
-        _ARCHITECTURE_OF_TYPE.get(str(config.get("model_type")), str(config.get("model_type")))
-    ]
-    name = str(declared[0])
+    model_type = str(config.get("model_type"))
+    declared = _list(config, "architectures", source)
+    name = str(declared[0]) if declared else _ARCHITECTURE_OF_TYPE.get(model_type, model_type)
     if name not in SUPPORTED_ARCHITECTURES:
         raise ModelUnavailableError(
             f"{source} asks for the architecture {name}, which is not supported; "
@@ -269,7 +279,7 @@ def _architecture(config: Mapping[str, Any], source: str) -> str:
 
 
 def _refuse_unsupported(config: Mapping[str, Any], source: str) -> None:
-    windowed = any(kind != "full_attention" for kind in config.get("layer_types") or ())
+    windowed = any(kind != "full_attention" for kind in _list(config, "layer_types", source))
     unsupported = (
         ("quantization_config", config.get("quantization_config") is not None),
         ("hidden_act", config.get("hidden_act", "silu") != "silu"),
@@ -283,9 +293,21 @@ def _refuse_unsupported(config: Mapping[str, Any], source: str) -> None:
             )
 
 
-def _union(*ids: int | list[int] | None) -> tuple[int, ...]:
-    merged: dict[int, None] = {}
-    for entry in ids:
-        values = entry if isinstance(entry, list) else [] if entry is None else [entry]
-        merged.update((int(value), None) for value in values)
-    return tuple(merged)
+def _list(config: Mapping[str, Any], key: str, source: str) -> list[Any]:
+    """The list ``key``; empty where there is none."""
+    found = config.get(key) or []
+    if not isinstance(found, list):
+        raise ModelUnavailableError(f"{source}: {key} should be a list, and is {found!r}")
+    return found
+
+
+def _eos_ids(config: Mapping[str, Any], source: str) -> list[int]:
+    """The ids that end a text by one file, which names one or several."""
+    entry = config.get("eos_token_id")
+    values = entry if isinstance(entry, list) else [] if entry is None else [entry]
+    try:
+        return [int(value) for value in values]
+    except (TypeError, ValueError, OverflowError):
+        raise ModelUnavailableError(
+            f"{source}: eos_token_id should be an id or a list of ids, and is {entry!r}"
+        ) from None

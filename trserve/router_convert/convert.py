@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from trserve.errors import ConfigError
@@ -96,7 +97,7 @@ def write(found: Converted, out: Path, threshold: float | None = None) -> Path:
         save_file(tensors, temporary := file.with_suffix(".part"))
         beside.write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, file)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ConfigError(f"convert-router: cannot write {file}: {error}") from None
     return file
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +20,11 @@ from safetensors.torch import load_file
 from trserve.errors import ConfigError
 
 _SAFE = ".safetensors"
+_BEGINNINGS: Final = (b"PK\x03\x04", b"\x80")
+"""Of what torch writes: a zip file, and before torch 1.6 a pickle."""
+_REASON: Final = "WeightsUnpickler error:"
+_FRAME: Final = re.compile(r"Weights only load failed|Check the documentation|.*\bweights_only\b")
+_ADVICE: Final = " Please use "
 
 
 class Checkpoint:
@@ -133,15 +139,44 @@ def read_pickle(path: Path) -> Any:
         ConfigError: it cannot be read, or holds objects that only running code could make.
     """
     try:
+        _refuse_other_kinds(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
         raise ConfigError(
             f"checkpoint {path}: refused, because reading it could run code that is in it "
-            f"({reason}); save its tensors alone, as safetensors or a plain state dict"
+            f"({_reason(error)}); save its tensors alone, as safetensors or a plain state dict"
         ) from None
     except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
-        raise ConfigError(f"checkpoint {path}: cannot be read: {error}") from None
+        reason = str(error) or "it ends too early; copy it again"
+        raise ConfigError(f"checkpoint {path}: cannot be read: {reason}") from None
+    # What a damaged pickle says next need not be there, nor be of the kind that it is used as.
+    except (IndexError, AssertionError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"checkpoint {path}: is damaged ({error}); copy or download it again"
+        ) from None
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    # The restricted reader takes any of them for a pickle that it must not run.
+    with path.open("rb") as file:
+        beginning = file.read(max(map(len, _BEGINNINGS)))
+    if not beginning:
+        raise ConfigError(f"checkpoint {path}: the file is empty; copy or download it again")
+    if not beginning.startswith(_BEGINNINGS):
+        raise ConfigError(
+            f"checkpoint {path}: no file that torch.save wrote; is it a git-LFS pointer or a web "
+            "page that was saved in its place? Download the file itself"
+        )
+
+
+def _reason(error: pickle.UnpicklingError) -> str:
+    """What the restricted reader met; its advice is to read the file without restriction."""
+    paragraphs = re.split(r"\n\s*\n", str(error).rpartition(_REASON)[2])
+    for paragraph in paragraphs:
+        line = " ".join(paragraph.partition(_ADVICE)[0].split()).rstrip(".")
+        if line and not _FRAME.match(line):
+            return line
+    return "it holds more than tensors, numbers and texts"
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

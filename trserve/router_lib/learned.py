@@ -10,11 +10,11 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from trserve.errors import ConfigError, ModelUnavailableError
 from trserve.models.aliases import weight_files
@@ -26,6 +26,8 @@ from trserve.router_lib.threshold import ThresholdRouter
 
 log = logging.getLogger(__name__)
 _EMBEDDING = "model.embed_tokens.weight"
+_FLAG: Final = f"--router-config {MODEL}="
+_INSTEAD: Final = "name a folder that has it, or a checkpoint with token_embeddings.weight"
 
 Network = Callable[[StepResult], torch.Tensor]
 """From a step's result to float32 [B] in 0 to 1."""
@@ -91,16 +93,21 @@ class LearnedRouter(ThresholdRouter):
                     stored,
                     checkpoint.path,
                 )
+            self._make_default(float(given))
             return
         chosen = self.usual if stored is None else stored
         if chosen is None:
             raise checkpoint.error(f"states no threshold: give --router-config {name}=...")
         self.context = replace(self.context, config={**self.context.config, name: chosen})
-        first, *others = self.parameters
-        self.parameters = (msgspec.structs.replace(first, default=chosen), *others)
+        self._make_default(chosen)
         if stored is not None:
             found = type(self).__name__.lower(), name, stored, checkpoint.path
             log.info("%s: %s %g, as %s states it", *found)
+
+    def _make_default(self, threshold: float) -> None:
+        # A parameter's default is the one number out of its bounds that a request may send.
+        first, *others = self.parameters
+        self.parameters = (msgspec.structs.replace(first, default=threshold), *others)
 
     def check_hidden_size(self, size: int) -> None:
         """ConfigError unless the first model's hidden states have ``size`` numbers."""
@@ -122,10 +129,16 @@ def as_threshold(checkpoint: Checkpoint, found: object) -> float | None:
     return float(found)
 
 
-def read_token_embedding(path: Path, size: int, hidden: int) -> torch.Tensor:
+def read_token_embedding(
+    path: Path, size: int, hidden: int, *, flag: str = _FLAG, instead: str = _INSTEAD
+) -> torch.Tensor:
     """The input embedding [V, hidden] of the model in the folder ``path``, V at least ``size``.
 
     The file is mapped, and shares its memory with whoever else has it mapped.
+
+    Args:
+        flag: what stands before ``path`` where it was named.
+        instead: what to do where it has no embedding.
 
     Raises:
         ConfigError: there is none, or it has another shape.
@@ -136,11 +149,11 @@ def read_token_embedding(path: Path, size: int, hidden: int) -> torch.Tensor:
                 if _EMBEDDING in opened.keys():  # noqa: SIM118 (not a mapping)
                     found: torch.Tensor = opened.get_tensor(_EMBEDDING)
                     return check_embedding(found, size, hidden, str(file))
-    except ModelUnavailableError as error:
-        raise ConfigError(f"router-config {MODEL}={path}: {error}") from None
+    except (ModelUnavailableError, OSError, SafetensorError) as error:
+        raise ConfigError(f"{flag}{path}: {error}") from None
     raise ConfigError(
-        f"--router-config {MODEL}={path}: no safetensors file there holds {_EMBEDDING}, which this "
-        "router needs; name a folder that has it, or a checkpoint with token_embeddings.weight"
+        f"{flag}{path}: no safetensors file there holds {_EMBEDDING}, which this router needs; "
+        f"{instead}"
     )
 
 

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from trserve.errors import ConfigError
+from trserve.models.spec import read_spec
 from trserve.router_lib.learned import read_token_embedding
 from trserve.training.citer import train_citer
 from trserve.training.co_llm import train_co_llm
@@ -20,7 +23,7 @@ from trserve.training.fit import Recipe, Setting
 from trserve.training.mlp import train_mlp
 from trserve.training.prompts import TrainingPrompt, read_prompts
 from trserve.training.r2r import Shape, train_r2r
-from trserve.training.report import Trained, write
+from trserve.training.report import Trained, prepare, write
 from trserve.training.rollouts import divergent
 
 ROUTERS: Final = ("r2r", "citer", "co-llm", "confidence")
@@ -62,9 +65,23 @@ def train(
     if job.router == "citer":
         return train_citer(source, prompts, collected, setting)
     labels = divergent(source, collected, say) if job.neutral else dataset.differs
-    model = Path(source.plan.models[0].path)
-    embedding = read_token_embedding(model, source.plan.tokenizer_size, dataset.hidden.shape[1])
-    return train_r2r(dataset, labels, embedding, job.shape, setting)
+    return train_r2r(dataset, labels, token_embedding(source), job.shape, setting)
+
+
+def token_embedding(source: Source) -> torch.Tensor:
+    """The small model's, which R2R's network reads.
+
+    Raises:
+        ConfigError: no file of it holds one that can be read here.
+    """
+    path = Path(source.plan.models[0].path)
+    return read_token_embedding(
+        path,
+        source.plan.tokenizer_size,
+        read_spec(path).hidden_size,
+        flag="--models ",
+        instead="train another --router, or give its safetensors as the first of --models",
+    )
 
 
 def train_router(
@@ -92,6 +109,10 @@ def train_router(
     setting = Setting(Recipe(steps=steps, seed=seed), held_out, recall, say)
     read = read_prompts(prompts)
     source = Source([name.strip() for name in models.split(",")], max_tokens, dtype)
+    # Collecting takes hours; what would fail only after it is refused first.
+    if router == "r2r":
+        token_embedding(source)
+    prepare(out)
     collected = source.collect(read, say)
     trained = train(Job(router, setting, shape, neutral), source, read, collected)
     show(write(trained, out), out)

@@ -6,12 +6,14 @@ Writes the files that the server loads, and ``report.json``. Knows no training.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from trserve.errors import ConfigError
@@ -45,6 +47,20 @@ class Trained:
     made_from: Mapping[str, Any] = field(default_factory=dict)
 
 
+def prepare(directory: Path) -> None:
+    """Create ``directory`` and try a file in it: what is to be written there takes hours.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".trserve-") as probe:
+            probe.write(b"\n")
+    except OSError as error:
+        raise _unwritable(directory, error) from None
+
+
 def write(trained: Trained, directory: Path) -> dict[str, Any]:
     """Write the checkpoint and its report into ``directory``; returns the report.
 
@@ -59,9 +75,17 @@ def write(trained: Trained, directory: Path) -> dict[str, Any]:
         stated = {**trained.facts, "threshold": trained.chosen.threshold}
         _write_json(checkpoint.with_suffix(".json"), stated)
         _write_json(directory / REPORT, report)
-    except OSError as error:
-        raise ConfigError(f"--out {directory}: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:
+        raise _unwritable(directory, error) from None
     return report
+
+
+def _unwritable(directory: Path, error: OSError | SafetensorError) -> ConfigError:
+    reason = getattr(error, "strerror", None) or error
+    return ConfigError(
+        f"--out {directory}: cannot be written: {reason}; name a folder with room where this user "
+        "may write"
+    )
 
 
 def _report(trained: Trained) -> dict[str, Any]:
