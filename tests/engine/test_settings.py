@@ -72,8 +72,11 @@ def test_what_each_process_reads_for_itself_is_passed_on() -> None:
 
 
 def test_it_reaches_every_process_and_not_the_program() -> None:
+    others = set(descendants(os.getpid()))
     with Engine(models="tiny", threads=1, log_level="error", enforce_eager=True):
-        for pid in descendants(os.getpid()):
+        own = set(descendants(os.getpid())) - others
+        assert len(own) == 2, "a supervisor and a worker"
+        for pid in own:
             found = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             assert {b"TRSERVE_LOG_LEVEL=error", b"TRSERVE_CUDA_GRAPHS="} <= set(found)
     assert not {"TRSERVE_LOG_LEVEL", "TRSERVE_CUDA_GRAPHS"} & set(os.environ)
